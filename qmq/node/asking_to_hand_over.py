@@ -1,7 +1,7 @@
 """Asks a replica of this machine to hand its mastership over, before its process is stopped (`qmq broker hand-over`, a pod's preStop).
 
-A process that gets SIGTERM hands over, too. Handing over before has two advantages: the former master still answers, so clients are sent to
-the new one instead of losing a connection; and a hand-over that fails, because no other replica is in step at the moment, is tried again.
+A process that gets SIGTERM hands over, too. An earlier hand-over has two advantages. The former master still answers, so it sends clients
+to the new master instead of closing their connections. And a hand-over that fails, because no other replica is in step, is tried again.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from qmq.proto.v1 import control_pb2_grpc
 from qmq.rpc import typed_error
 
 CALL_S: Final = 5.0
-"""How long one answer may take: longer than a replica waits for the one that takes over."""
+"""The deadline of one answer. It is longer than a replica waits for its successor."""
 AGAIN_S: Final = 0.2
 MASTER: Final = "master"
 
 
 async def hand_over(network: Network, address: str, wait_s: float) -> str:
-    """Until another replica leads, or there is no other voter. `address` is the replica's control port. Returns the group's master.
+    """Ask until another replica leads, or there is no other voter. `address` is the replica's control port. Returns the group's master.
 
     Raises Unavailable if no other replica has taken over after `wait_s`, or the replica does not answer; AccessDenied.
     """

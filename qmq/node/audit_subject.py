@@ -33,7 +33,7 @@ log = logging.getLogger("qmq.node")
 
 WAITING_MAX: Final = 10_000
 RECORDS_MAX: Final = 1_000
-"""Records in one batch."""
+"""The most records in one batch."""
 PAUSE_S: Final = 1.0
 """The pause between tries."""
 
@@ -57,7 +57,7 @@ class AuditSubject:
         self._task: asyncio.Task[None] | None = None
 
     def __call__(self, record: str) -> None:
-        """Queue a record. Does not wait, and does not fail."""
+        """Queue a record, without waiting. Raises no error."""
         if len(self._waiting) >= WAITING_MAX:
             self._left_out += 1
             return
@@ -68,7 +68,7 @@ class AuditSubject:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Stop; waiting records are dropped."""
+        """Stop, and drop the waiting records."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -100,7 +100,7 @@ class AuditSubject:
             await ClusterCatalog(self._store, self._view, auto_create=True).create(SubjectConfig(self._subject))
 
     async def _send(self, producer: Producer) -> None:
-        """Raises QmqError; records that were not stored keep waiting."""
+        """Send the waiting records. Raises QmqError, and keeps the records that were not stored."""
         while self._waiting:
             records = list(islice(self._waiting, RECORDS_MAX))
             count = len(records)

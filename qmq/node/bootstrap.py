@@ -35,7 +35,7 @@ DEFAULT: Final = DelaySettings(BUCKET_MS, DELAY_MS_MAX)
 
 
 def check_settings(settings: DelaySettings) -> DelaySettings:
-    """Raises InvalidArgument for invalid settings of a delay group."""
+    """Raise InvalidArgument for invalid settings of a delay group."""
     bucket, most = settings.bucket_ms, settings.delay_ms_max
     if not BUCKET_MS_MIN <= bucket <= DAY_MS or DAY_MS % bucket:
         raise InvalidArgument(f"a bucket must last 5 minutes to 24 hours and divide a day evenly, not {_minutes(bucket)} minutes")
@@ -45,7 +45,7 @@ def check_settings(settings: DelaySettings) -> DelaySettings:
 
 
 def check_kind(group: str, found: DelaySettings | None, wanted: DelaySettings | None) -> None:
-    """Raises InvalidArgument if the existing group is not of the kind that this replica was started as."""
+    """Raise InvalidArgument if the existing group is of another kind than this replica."""
     if found == wanted:
         return
     if found is None:
@@ -74,8 +74,8 @@ def _days(ms: int) -> str:
 
 
 async def found(store: CoordinationStore, group: str, replicas: tuple[str, ...], wanted: DelaySettings | None) -> ReplicaMembership:
-    """The group's membership. A new group is created, however long the store cannot be reached. Raises InvalidArgument if it is of another
-    kind.
+    """The group's membership. A new group is created. Waits until the store can be reached. Raises InvalidArgument if the group is of
+    another kind.
     """
     also = {SECRET: new_secret(), **({} if wanted is None else {"delay": wanted.encode()})}
     while True:

@@ -3,7 +3,7 @@
                             single node (`qmq dev`)         replica (`qmq broker`, `qmq delay`)
     turns, state            Broker                          Broker
     work while it serves    -, or DelayWork                 the same (qmq/delay/delay_broker.py)
-    says what is committed  Alone                           Driver, with the Coordinator of its mastership
+    commits                 Alone                           Driver, with the Coordinator of its mastership
     fencing by lease        -                               WriteLease
     flushes, checkpoints    Maintenance                     Maintenance
     repairs damage          -                               BackgroundRepair
@@ -13,8 +13,8 @@
     control port            SingleGroupStatus               ReplicaStatus
     assembled by            StandaloneBroker                ReplicaBroker (replica_broker.py)
 
-A broker and its parts need each other: the broker tells the committer what is written, and the committer tells the broker what is
-committed. So a broker is handed a function that makes its parts (`Broker.__init__`), and that is the method `_make_parts` of both.
+A broker and its parts need each other: the broker reports written entries to the committer, and the committer reports committed entries to
+the broker. So a broker gets a function that makes its parts (`Broker.__init__`): the method `_make_parts` of both classes.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class StandaloneBroker:
         )
 
     async def listen(self, host: str, data_port: int, control_port: int, also: AddServices | None = None) -> tuple[str, str]:
-        """Serve both ports; their addresses. Raises OSError if a port is taken."""
+        """Serve both ports, and return their addresses. Raises OSError if a port is taken."""
         await self.data.start(host, data_port)
         self.maintenance.start()
         self._control = await serve_control(
@@ -111,7 +111,7 @@ class StandaloneBroker:
         return f"{host}:{self.data.port}", f"{host}:{self._control.port}"
 
     async def stop(self) -> None:
-        """Answer what is under way. The caller closes the store."""
+        """Answer the requests under way. The caller closes the store."""
         if self._control is not None:
             await self._control.stop(STOP_GRACE_S)
         await self.data.stop()

@@ -1,4 +1,4 @@
-"""`qmq broker`: one replica of one broker group. What is common to replicas is in `replica_node.py` and `replica_broker.py`."""
+"""`qmq broker`: one replica of one broker group. The common parts of replicas are in `replica_node.py` and `replica_broker.py`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class BrokerKind:
 
 
 class NoParts:
-    """A replica of a broker group has no parts of its own, except the metrics of its consumer groups."""
+    """The parts that only a broker group's replica has: the metrics of its consumer groups."""
 
     services = None
 
@@ -69,6 +69,6 @@ class NoParts:
 
 
 def broker_node(config: ReplicaConfig, coordination: CoordinationStore | None = None, *, environment: Environment = MACHINE) -> ReplicaNode:
-    """A replica that is not started yet. Without `coordination` it uses the etcd cluster that the configuration names."""
+    """Make a replica. The caller starts it. Without `coordination` the replica uses the configured etcd cluster."""
     context = open_context(config, coordination, environment)
     return ReplicaNode(context, BrokerKind(context))

@@ -1,9 +1,9 @@
 """A broker's data about ordered subjects and consumer groups, from its view of the coordination store.
 
-The view may be a moment behind. Then a partition is "not known" or "not open" a moment longer, and the caller tries again. The view never
-contains more than the store once did. Routes only move forward; a frontier goes back when a group is reset or a parked key replayed, and
-then the broker reads the store first (`group_revision`). Replicas need not agree on settings and pauses; while the store is away, the last
-known ones hold.
+The view may be a moment behind. A partition then is "not known" or "not open" a moment longer, and the caller tries again. The view never
+contains changes that the store did not have. Routes only move forward. A frontier goes back when a group is reset or a parked key is
+replayed, and the broker then reads the store first (`group_revision`). Replicas need not agree on settings and pauses. While the store
+cannot be reached, the last known settings and pauses apply.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ViewRouting:
         self._group = group
 
     def partition(self, subject: str, number: int) -> PhysicalPartition | None:
-        """The partition, if any version of the route has it on this broker group."""
+        """The partition; None if no version of the route has it on this broker group."""
         state = self._view.ordered(subject)
         if state is None:
             return None
@@ -36,7 +36,7 @@ class ViewRouting:
         return None
 
     def is_open(self, subject: str, group: str, number: int, lps: LpRange, version: int) -> bool:
-        """Whether the group reads `version` in the range, and that version has the partition there."""
+        """True if the group reads `version` in the range, and that version has the partition there."""
         state = self._view.ordered(subject)
         record = state.groups.get(group) if state is not None else None
         if state is None or record is None or not record.is_ready or not record.frontier.is_open(lps, version):
@@ -46,7 +46,7 @@ class ViewRouting:
         return part is not None and part.range.contains(lps)
 
     async def closes(self, subject: str, number: int, change_id: str, to_version: int) -> bool:
-        """Whether the store has that change, and it closes the partition. Raises CoordinationError."""
+        """True if the store has the change, and the change closes the partition. Raises CoordinationError."""
         state = self._view.ordered(subject)
         change = None if state is None else state.changes.get(to_version)
         if change is None or change.id != change_id:
@@ -55,16 +55,16 @@ class ViewRouting:
         return change is not None and change.id == change_id and number in change.sources
 
     async def group_revision(self, subject: str, group: str) -> int:
-        """The revision of the group's record in the store now, 0 without a record; from now on `is_open` uses nothing older. Raises
-        CoordinationError.
+        """Read the current revision of the group's record from the store; 0 without a record. `is_open` uses no older record from now on.
+        Raises CoordinationError.
         """
         item = await self._view.fetch(group_record_key(subject, group))
         return 0 if item is None else item.mod_revision
 
 
 class ViewRules:
-    """See `qmq.broker.group_rules.GroupRules`. `own` are the broker's defaults; `changed` is called after changes. Settings are cached for
-    each group, and whether there are pauses at all, because every pull needs them.
+    """See `qmq.broker.group_rules.GroupRules`. `own` are the broker's defaults; `changed` is called after changes. Every pull needs the
+    settings of a group and the pauses, so they are cached.
     """
 
     def __init__(self, view: ClusterView, own: GroupSettings, changed: Callable[[], None]) -> None:
@@ -82,12 +82,12 @@ class ViewRules:
             self._changed()
 
     def settings(self, subject: str, group: str) -> GroupSettings:
-        """Each setting from its most specific source: the group on this subject, the group on all subjects, the broker."""
+        """The settings, each from its most specific source: the group on this subject, the group on all subjects, the broker."""
         found = self._found.get((subject, group))
         if found is None:
             found = self._found[subject, group] = self._view.delivery.settings(subject, group, self._own)
         return found
 
     def is_paused(self, subject: str, group: str, consumer: str, client: str) -> bool:
-        """Whether the group, the consumer or the client is paused."""
+        """True if the group, the consumer or the client is paused."""
         return self._has_pauses and self._view.delivery.is_paused(subject, group, consumer, client)

@@ -1,10 +1,10 @@
 """`qmq delay`: one replica of one delay group. A replica like a broker's, and in the same folder:
 
-    DATA/delay.json                  what the group was founded with (bootstrap.py)
-    DATA/broker/schedule/            which message is where and due when: the projection of the store beside it
+    DATA/delay.json                  the settings with which the group was created (bootstrap.py)
+    DATA/broker/schedule/            the schedule, with each message's position and due time: the projection of the store beside it
     DATA/broker/schedule-fetched/    a schedule that is being copied from another replica (schedule_transfer.py)
 
-What is common to replicas is in `replica_node.py` and `replica_broker.py`. This one has, besides:
+The common parts of replicas are in `replica_node.py` and `replica_broker.py`. A delay replica also has:
 
     broker          with DelayWork (qmq/delay/delay_broker.py), which sends due messages while it is master; it finds real-time brokers in
                     the coordination store
@@ -58,7 +58,8 @@ def delay_log() -> LogConfig:
 
 @dataclass(frozen=True, slots=True)
 class DelayReplicaConfig(ReplicaConfig):
-    """One replica. `settings` are used to create the group, and must otherwise equal the group's; `delay` is this replica's own."""
+    """The configuration of one replica. `settings` create the group, or must equal those of an existing group. `delay` is for this replica
+    only."""
 
     data_port: int = 20883
     control_port: int = 20884
@@ -86,7 +87,7 @@ class DelayKind:
             shutil.rmtree(self._context.folder / name, ignore_errors=True)
 
     def has_all(self, store: Store | None) -> bool:
-        """Whether the schedule is complete: if the log lost its beginning, it must be copied from another replica."""
+        """True if the schedule is complete. If the log lost its beginning, the schedule must be copied from another replica."""
         return store is not None and schedule_of(store).is_whole
 
     def broker_parts(self, access: OpenAccess) -> KindParts:
@@ -114,7 +115,7 @@ class DelayParts:
         self._context = context
         self._locator = locator
         self._witnesses: TimeWitnesses | None = None
-        if isinstance(context.clock, SteadyClock):  # a clock that was passed in is trusted
+        if isinstance(context.clock, SteadyClock):  # the caller's clock is trusted
             self._witnesses = TimeWitnesses(context.clock, self._witness_addresses, network=environment.network)
         self._transfer = ScheduleTransfer(
             replica, context.folder, environment.disk, Schedule, environment.fatal, environment.network, environment.node_timing
@@ -143,7 +144,7 @@ class DelayParts:
         self._transfer.fetch()
 
     async def stop(self) -> None:
-        """Deliveries end first: the next master sends unanswered plans again."""
+        """Stop the deliveries first, because the next master sends unanswered plans again."""
         await self._transfer.stop()
         if self._witnesses is not None:
             await self._witnesses.stop()
@@ -154,7 +155,7 @@ class DelayParts:
 def delay_node(
     config: DelayReplicaConfig, coordination: CoordinationStore | None = None, *, environment: Environment = MACHINE
 ) -> ReplicaNode:
-    """A replica that is not started yet. Without `coordination` it uses the etcd cluster that the configuration names. Raises
+    """Make a replica. The caller starts it. Without `coordination` the replica uses the configured etcd cluster. Raises
     InvalidArgument for impossible settings.
     """
     settings = bootstrap.check_settings(config.settings)

@@ -1,7 +1,7 @@
 """The delay group of `qmq dev`: one replica, which is its master, beside the broker in the same process.
 
-Its broker finds the real-time one as in a cluster, by the coordination store and a connection to its data port, so that there is one
-delivery path.
+The delay broker finds the real-time broker as in a cluster, through the coordination store and a connection to its data port. So there is
+one delivery path.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class DelayPart:
-    """Opens the store in `folder` when it is made. Raises as `open_store`."""
+    """The delay group. The constructor opens the store in `folder`, and raises the errors of `open_store`."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class DelayPart:
         self.broker = self._part.broker
         self._witnesses: TimeWitnesses | None = None
         if isinstance(self.clock, SteadyClock):
-            self._witnesses = TimeWitnesses(self.clock, lambda: ())  # no witnesses, because everything is on one machine
+            self._witnesses = TimeWitnesses(self.clock, lambda: ())  # no time witnesses, because everything is on one machine
         files = ReplicaScheduleFiles(folder, lambda: True)
         identity = DelayIdentity(broker.name, broker.name, settings.bucket_ms)
         self._service = DelayService(identity, lambda: self.work.admin if self.broker.is_serving else None, files)
@@ -90,7 +90,7 @@ class DelayPart:
         return self._locator.links("qmq-delay/dev")
 
     async def start(self, host: str, data_port: int, control_port: int) -> None:
-        """Serve. Raises OSError if a port is taken."""
+        """Serve clients. Raises OSError if a port is taken."""
         if self._witnesses is not None:
             self._witnesses.start()
         self.broker.serve(self.broker.store)
@@ -105,7 +105,7 @@ class DelayPart:
         return [*self._part.sources(), DelaySource(self.broker, self.work, self.broker.config.name)]
 
     async def retire(self) -> None:
-        """Deliver nothing more, and accept nothing."""
+        """Stop delivering and accepting messages."""
         await self._part.retire()
         await self.work.stop()
         if self._witnesses is not None:
@@ -113,7 +113,7 @@ class DelayPart:
         self._locator.close()
 
     async def stop(self) -> None:
-        """Finish requests, and end."""
+        """Finish the requests under way, and end."""
         await self._part.stop()
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """The RocketMQ gateway of `qmq dev`. The node sees it as an ordinary client without a token, so the access rules apply to it.
 
-It serves clients with TLS, which Java's expects, and without it at one port. DATA/gateway/ca.pem is the authority of its certificate.
+One port serves clients with TLS (the default of the Java client) and without. DATA/gateway/ca.pem is the authority of its certificate.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from qmq.network import Network
 
 
 class DevGateway:
-    """`start`, then `stop`. `server` is the node's own address, `folder` where the gateway keeps its authority. On a network that has TLS
-    already, the gateway's port is like the others.
+    """Call `start`, then `stop`. `server` is the node's own address, `folder` the place of the gateway's authority. On a network with TLS,
+    the gateway's port uses the same TLS as the others.
     """
 
     def __init__(self, server: str, folder: Path, host: str, port: int, clock: Clock, network: Network) -> None:
@@ -36,10 +36,10 @@ class DevGateway:
         return self._server.port
 
     async def start(self) -> None:
-        """Serve. Raises OSError if the port is taken."""
+        """Serve clients. Raises OSError if the port is taken."""
         await self._server.start()
 
     async def stop(self) -> None:
-        """Give back what clients hold, and leave the groups."""
+        """Release the clients' messages, and leave the groups."""
         await self._server.stop()
         await self._client.close()

@@ -2,7 +2,7 @@
 
 DATA/coordination.db        what a cluster keeps in etcd
 DATA/broker/                the broker's store (qmq/log/store.py)
-DATA/delay/                 the delay server's, with its schedule
+DATA/delay/                 the delay server's store, with its schedule
 DATA/gateway/               the authority and the certificate of the gateway for RocketMQ's clients
 """
 
@@ -52,14 +52,14 @@ if TYPE_CHECKING:
     from qmq.node.dev_gateway import DevGateway
 
 RELIST_S: Final = 300.0
-"""The store is in this process and its watch loses nothing: listing thousands of subjects would only take time."""
+"""How often the view lists all keys. The store is in this process and its watch loses nothing, so listing would only take time."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """Where a node keeps its data and listens. Port 0 takes a free one.
+    """A node's data folder and ports. Port 0 takes a free one.
 
-    With `delay` it has a delay group, too, with these settings, which must not change later.
+    With `delay` the node has a delay group, too, with these settings, which must not change later.
     """
 
     data: Path
@@ -100,7 +100,7 @@ class Node:
         network: Network = NETWORK,
         disk: Disk | None = None,
     ) -> None:
-        """`clock` replaces the machine's and is trusted. `network` is for all ports and connections, `disk` for the broker's logs."""
+        """`clock` replaces the machine's clock and is trusted. `network` is for all ports and connections, `disk` for the broker's logs."""
         self._disk = disk
         self._given_network = network
         self.config = config

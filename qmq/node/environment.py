@@ -1,8 +1,7 @@
 """The environment of a node: clock, disk, network and timing. The default is the machine's own; tests pass others (qmq/testing).
 
-Two clocks, since two kinds of deadlines must not be confused when a test moves the time: what applications see (due times, retention,
-leases of consumers and in the coordination store) goes by `clock`, and how replicas judge whether another one lives goes by `steady`,
-which is never moved.
+There are two clocks, because a test that moves the time must not cause elections. Times that applications see (due times, retention, leases
+of consumers and in the coordination store) use `clock`. Heartbeats and elections of replicas use `steady`, which no test moves.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Environment:
     clock: Clock | None = None
     """None means the system's clock; on a delay server, a clock that does not follow every jump (qmq/delay/timekeeper.py)."""
     steady: Clock = field(default_factory=SystemClock)
-    """Its monotonic time is for heartbeats and elections."""
+    """The clock whose monotonic time is for heartbeats and elections."""
     disk: Disk = field(default_factory=Disk)
     network: Network = NETWORK
     timing: Timing = field(default_factory=Timing)
@@ -38,14 +37,14 @@ class Environment:
     """Ends a process that must not continue."""
     node_timing: NodeTiming = TIMING
     make_driver: Callable[..., Driver] = Driver
-    """Makes the driver of a replica, by the arguments of `Driver`; tests pass one that also takes down what it does."""
+    """Makes the driver of a replica, with the arguments of `Driver`. Tests pass a driver that also records its actions."""
 
 
 MACHINE: Final = Environment()
 
 
 def environment_with(tls: Tls | None) -> Environment:
-    """The machine's environment, with TLS if there are certificates. Raises InvalidArgument for unusable files."""
+    """Make the machine's environment, with TLS if there are certificates. Raises InvalidArgument for unusable files."""
     if tls is None:
         return Environment(network=ServerNetwork())
     credentials = Credentials(tls)

@@ -1,4 +1,4 @@
-"""How a process reaches its etcd: the same options for every role."""
+"""The options by which every role reaches its etcd."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ class EtcdOptions:
     key: Path | None = None
 
     def open(self, *, total_s: float = TOTAL_S) -> EtcdStore:
-        """Open a store on this etcd; it connects at its first use. A call fails after `total_s`. Raises InvalidArgument."""
+        """Open a store on this etcd. The store connects at its first use. A call fails after `total_s`. Raises InvalidArgument."""
         return EtcdStore(self.endpoints, user=self.user, password=self.password, ca=self.ca, cert=self.cert, key=self.key, total_s=total_s)

@@ -2,9 +2,9 @@
 
 loopback, unix:/path       allowed
 any other address          allowed with TLS that requires certificates of clients; otherwise refused without --insecure
-                           (QMQ_INSECURE=1): everybody who reaches a port may read, change and delete everything
+                           (QMQ_INSECURE=1): any client that reaches a port may read, change and delete everything
 the metrics port           the same: metrics contain names of subjects and groups
-etcd's password over http  the same, because everybody on the network path can read it
+etcd's password over http  the same, because any machine on the network path can read it
 
 docs/SECURITY.md says what is protected and what is not.
 """
@@ -25,7 +25,7 @@ log = logging.getLogger("qmq.node")
 
 
 class Weakness(NamedTuple):
-    """A way in which strangers can reach something, and the protection against it."""
+    """A way in which unauthenticated clients can reach a port or a password, and the protection against it."""
 
     what: str
     remedy: str
@@ -58,7 +58,7 @@ def weaknesses(host: str, etcd: EtcdOptions | None = None, tls: Tls | None = Non
 def require_guarded(
     host: str, is_insecure: bool, etcd: EtcdOptions | None = None, tls: Tls | None = None, *, metrics_host: str = ""
 ) -> None:
-    """Raises InvalidArgument if there are weaknesses; with `is_insecure` they are only logged as warnings."""
+    """Raise InvalidArgument if there are weaknesses. With `is_insecure` they are only logged as warnings."""
     found = weaknesses(host, etcd, tls)
     if metrics_host and not _is_guarded(metrics_host, tls):
         what = f"everybody who reaches {metrics_host} may read the metrics, which have the names of subjects and groups"

@@ -11,13 +11,13 @@ class NodeTiming:
     """In seconds. Part of `Environment`, so that tests can pass shorter ones."""
 
     known_wait_s: float = 3.0
-    """How long a replica that knows its group waits for the coordination store before it starts without it."""
+    """The time that a replica that knows its group waits for the coordination store, before it starts without the store."""
     view_retry_s: float = 0.1
     """Pause before the coordination store is listed again; doubled after each failure."""
     view_retry_s_max: float = 5.0
 
     schedule_ask_s: float = 10.0
-    """How long another replica may take to describe its schedule, or to send a piece of it."""
+    """The deadline of another replica's answer that describes its schedule or has a piece of the schedule."""
     schedule_retry_s: float = 1.0
     """Pause before the other replicas are asked for their schedule again."""
     schedule_poll_s: float = 0.05

@@ -17,7 +17,7 @@ from qmq.security.tls import Credentials
 
 
 def process_status(host: str, etcd: EtcdOptions | None = None, credentials: Credentials | None = None) -> Callable[[], pb.ProcessStatus]:
-    """A function that describes the process as it is at each call. Certificates are renewed while it runs; the version is not."""
+    """Make a function that returns the process's current status. Certificates may be renewed while the process runs."""
     version, is_insecure = qmq.__version__, bool(weaknesses(host, etcd, None if credentials is None else credentials.files))
 
     def describe() -> pb.ProcessStatus:

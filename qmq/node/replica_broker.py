@@ -54,17 +54,17 @@ class OwnParts(Protocol):
         ...
 
     def start(self) -> None:
-        """The replica takes part in its group."""
+        """Start, because the replica has joined its group."""
         ...
 
     def role_changed(self) -> None: ...
 
     def log_starts_over(self) -> None:
-        """The log and everything derived from it are about to be discarded."""
+        """Stop using the log: it and all derived data are about to be discarded."""
         ...
 
     def log_started_over(self) -> None:
-        """The store is open again, with a log that started over."""
+        """Continue with the open store, whose log started over."""
         ...
 
     async def stop(self) -> None:
@@ -88,8 +88,8 @@ class ReplicaKind(ProjectionFolder, Protocol):
     def discard(self) -> None: ...
 
     def has_all(self, store: Store | None) -> bool:
-        """Whether the replica has everything that it needs to serve clients; without that, a master leads without serving. The store is
-        None while it is being reopened.
+        """True if the replica has all data that it needs to serve clients. Otherwise a master leads without serving. The store is None
+        while it is being reopened.
         """
         ...
 
@@ -124,7 +124,7 @@ class ReplicaBroker:
         self._process = process
         self._is_opening = False
         self.roles: dict[str, int] = {}
-        """How often it took each role."""
+        """How often the replica took each role."""
         self.broker = Broker(
             store,
             context.view.subject,
@@ -188,7 +188,7 @@ class ReplicaBroker:
     # --- addresses -----------------------------------------------------------------------------------------------------
 
     def master_record(self) -> MasterRecord:
-        """How clients find this replica while it is master. Its ports are known after `listen`."""
+        """The record by which clients find this replica while it is master. The ports are known after `listen`."""
         return MasterRecord(self._identity.replica, 0, "", self.data_address, self.control_address)
 
     @property
@@ -212,7 +212,7 @@ class ReplicaBroker:
 
     @property
     def has_all(self) -> bool:
-        """Whether this replica has everything that it needs to serve clients."""
+        """True if this replica has all data that it needs to serve clients."""
         return self._kind.has_all(self.open_store)
 
     @property
@@ -223,7 +223,7 @@ class ReplicaBroker:
 
     @property
     def committed(self) -> int:
-        """Up to which index its log is committed; -1 while the store is being reopened."""
+        """The index up to which the log is committed; -1 while the store is being reopened."""
         return -1 if self._is_opening else self.driver.core.state.commit
 
     @property
@@ -231,7 +231,7 @@ class ReplicaBroker:
         return self.driver.core.state.role is Role.MASTER
 
     def must_hold_back(self) -> bool:
-        """Whether checkpoints and deletions must wait now."""
+        """True if checkpoints and deletions must wait now."""
         return self.driver.core.state.resetting_until > 0 or not self.has_all
 
     # --- life ----------------------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ class ReplicaBroker:
         )
 
     def start(self) -> None:
-        """Begin to take part in the group. Call `listen` first, so that clients can find a master."""
+        """Join the group. Call `listen` first, so that clients can find a master."""
         self.maintenance.start()
         self.driver.start()
 
@@ -265,7 +265,7 @@ class ReplicaBroker:
         self.own.role_changed()
 
     async def hand_over(self, to: str = "") -> None:
-        """Hand the mastership over, to any replica without a name. Raises QmqError."""
+        """Hand the mastership over; without a name to any replica. Raises QmqError."""
         await self.status.transfer(to)
 
     async def stop_serving(self, *, abruptly: bool = False) -> None:
@@ -279,8 +279,8 @@ class ReplicaBroker:
     # --- another store -------------------------------------------------------------------------------------------------
 
     async def reopen(self, until: int | None, place: Place | None) -> Store:
-        """Reopen the store in a thread: with everything after an index cut, or starting over at a place. The broker's store is closed only
-        then.
+        """Reopen the store in a thread, with everything after an index cut, or with a log that starts over at a place. Closes the broker's
+        old store.
         """
         self._is_opening = True
         await self.repair.stop()
@@ -299,7 +299,7 @@ class ReplicaBroker:
         return self.broker.store
 
     def reopen_now(self) -> None:
-        """Reopen the store without giving way to other tasks: its projection was replaced by another replica's."""
+        """Reopen the store without an await, because the projection was replaced by another replica's."""
         self.maintenance.quiesce()
         self.broker.store.close()
         self.broker.reopened(self._opener.open_at())

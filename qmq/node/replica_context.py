@@ -51,7 +51,7 @@ class ReplicaContext:
 def open_context(
     config: ReplicaConfig, coordination: CoordinationStore | None, environment: Environment, clock: Clock | None = None
 ) -> ReplicaContext:
-    """Without `coordination` the store is the etcd cluster that the configuration names."""
+    """Open the context. Without `coordination` the coordination store is the configured etcd cluster."""
     store = CountedStore(coordination or config.etcd.open())
     view = ClusterView(store)
     environment = replace(environment, network=server_network(environment.network, view))

@@ -3,8 +3,8 @@
     DATA/replica.json       the replica's promises and identity (qmq_replication/replica_identity.py)
     DATA/broker/            its store (qmq/log/store.py), the same bytes as on every other replica
 
-Starting: read the identity, ask the coordination store for the group's members (creating a new group), open the store (repairing damage
-from the others), listen, take part. It always begins as a slave; the replicas elect the master.
+A start reads the identity, asks the coordination store for the group's members (or creates the group), opens the store (and repairs damage
+from the others), listens, and joins the group. A replica always begins as a slave; the replicas elect the master.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class ReplicaNode:
     # --- starting ------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Recover, then take part.
+        """Recover, then join the group.
 
         Raises: FolderInUse: another process has the folder. InvalidArgument: the group is of another kind. LogDamaged: acknowledged data is
         damaged, and no other replica could repair it. OSError: a port is taken.
@@ -132,13 +132,13 @@ class ReplicaNode:
         )
 
     def _beginnings(self) -> StoredBeginnings | None:
-        """Segments for a log that starts over; without a local retention, the disk is to have all of them."""
+        """Choose segments for a log that starts over. Without a local retention, the disk must have all of them."""
         if self._objects is None or not self.config.log.is_local_retention_set:
             return None
         return StoredBeginnings(self._objects, self.config.group)
 
     def _make_copier(self) -> SegmentCopier | None:
-        """Copies sealed segments to the object store, if there is one."""
+        """Make the copier of sealed segments to the object store, if there is one."""
         if self._objects is None:
             return None
         return SegmentCopier(
@@ -151,8 +151,8 @@ class ReplicaNode:
         )
 
     async def _begin_view(self) -> None:
-        """Begin to follow the coordination store. Retries until the store accepts: a replica without a view would miss every change, and no
-        one would notice.
+        """Begin to follow the coordination store. Retries until the store accepts, because a replica without a view would
+        silently miss every change.
         """
         timing = self._environment.node_timing
         pause_s = timing.view_retry_s
@@ -166,11 +166,11 @@ class ReplicaNode:
             pause_s = min(pause_s * 2, timing.view_retry_s_max)
 
     async def _join(self) -> ReplicaMembership:
-        """The group's members; the group must be of our kind."""
+        """The group's members. Checks that the group is of our kind."""
         config, known, settings = self.config, self._identity.members(), self._kind.settings
         if known is None:
             known = await bootstrap.found(self.coordination, config.group, config.replicas, settings)
-            with suppress(CoordinationError):  # it is asked for again when this replica registers
+            with suppress(CoordinationError):  # the membership is read again when this replica registers
                 secret = await find_secret(self.coordination, config.group)
                 self._identity = replace(self._identity, secret=secret.decode())
             bootstrap.note_folder(self._environment.disk, config.data, settings)
@@ -180,14 +180,14 @@ class ReplicaNode:
         return known
 
     async def _open(self) -> Store:
-        """Open the store; a reset that a crash interrupted begins again."""
+        """Open the store. A reset that a crash interrupted begins again."""
         is_resetting = self._identity.resetting_until > 0
         if is_resetting:
             self._identity = replace(self._identity, resetting_until=0, is_whole=False)
         return await self._opener.open(is_resetting=is_resetting)
 
     def _judge_past(self, store: Store, *, is_new: bool) -> None:
-        """Judge whether this replica may lack entries that it acknowledged, or promises that a folder before this one made."""
+        """Decide whether this replica may lack entries that it acknowledged, or promises that it made with an earlier folder."""
         past, boot = self._identity, identities.boot_id()
         lost_power = past.boot not in (boot, identities.CLEAN) and self.config.log.flush is Flush.ASYNC
         is_whole = past.is_whole and not lost_power and not store.lost_tail
@@ -254,7 +254,7 @@ class ReplicaNode:
     # --- while it runs -------------------------------------------------------------------------------------------------
 
     def _changed(self, _: ViewChange) -> None:
-        """The coordination store changed, perhaps before we started."""
+        """Handle a change of the coordination store, which may come before the replica has started."""
         state = self.view.group(self.config.group)
         records = self.view.replicas(self.config.group)
         addresses = {name: each.data_address for name, each in records.items() if name != self.config.replica}
@@ -280,7 +280,7 @@ class ReplicaNode:
 
     async def stop(self, *, abruptly: bool = False) -> None:
         """Hand the mastership over if this replica has it, answer requests under way, and close so that the next start replays little.
-        `abruptly` skips all of that: a test that shut the environment before finds what a killed process leaves (qmq/testing).
+        `abruptly` skips all of that, for a test that needs the state after a killed process (qmq/testing).
         """
         await self._running.own.stop()
         if self.metrics is not None:
@@ -327,7 +327,7 @@ class ReplicaNode:
 
 
 def _stored_reads(config: ReplicaConfig) -> StoredReads | None:
-    """Reads what is only in the object store, if there is one."""
+    """Make the reader of segments that are in the object store only, if there is one."""
     url = config.log.object_store_url
     if not url:
         return None

@@ -1,4 +1,4 @@
-"""The readiness of a role, for /readyz. Read from memory, so it is cheap."""
+"""The readiness of a role, for /readyz. It is read from memory, so it is cheap."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def of_meta(is_serving: bool) -> Readiness:
 
 
 def of_replica(core: Replica, *, is_serving: bool, has_all: bool = True) -> Readiness:
-    """A replica is ready while it serves as master, or has a master and a vote. `has_all`: nothing must be copied first."""
+    """A replica is ready while it serves as master, or has a master and a vote. `has_all`: the replica has all data that it needs."""
     if not has_all:
         return Readiness(False, f"{core.state.role.value}: the schedule is being fetched from another replica")
     if core.state.role is Role.MASTER:

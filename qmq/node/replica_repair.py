@@ -1,16 +1,16 @@
 """Repairs damage of one replica with another's bytes: positions are the same on all replicas, so bytes are copied.
 
-Both sides verify checksums. But valid bytes may belong to another history than ours. So entries are taken only if the log proves that they
-are the ones that were here:
+Both sides verify checksums. But valid bytes may belong to another history than ours. So entries are copied only if the log proves that they
+are the original ones:
 
-* *A whole entry of ours follows the hole, and the other replica has the same one there*: the same epoch and index in the same place. Where
-  two logs agree on one entry they agree on everything before it (Raft, section 5.3), so they agree on the hole.
-* *Each entry's (epoch, index) is what our own history says of that index*, and the hole ends where a whole entry of ours begins or our
-  log ends. One epoch wrote one entry at an index, so it is the same entry.
+* *A whole entry of ours follows the hole, and the other replica has the same entry there*: the same epoch and index in the same place. Two
+  logs that agree on one entry agree on everything before it (Raft, section 5.3), so they agree on the hole.
+* *Our history has each entry's epoch at its index*, and the hole ends where a whole entry of ours begins or our log ends. One epoch writes
+  one entry at an index, so it is the same entry.
 
-The hole may be longer than one entry. Where it ends is not known here (a damaged envelope does not tell its length), so the other's
-entries are walked until one of them is ours. Their indexes must rise and their epochs not fall, from what is before the hole to what is
-behind it. Nothing else is ever written; and damage on every replica stays what it is: LogDamaged, and an operator has to look.
+The hole may be longer than one entry. Its end is not known here (a damaged envelope does not tell its length), so the repair walks the
+other replica's entries until one of them is ours. From the entry before the hole to the entry after it, indexes must rise and epochs must
+not fall. Nothing else is ever written. Damage on every replica stays LogDamaged, and an operator must act.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ log = logging.getLogger("qmq.node")
 
 ASK_S: Final = 5.0
 AGAIN_S: Final = 5.0
-"""How long a repair is not tried again that no replica could help with. Readers get the error meanwhile."""
+"""The pause after a repair that no replica could help with. Readers get the error meanwhile."""
 ABSENT_S: Final = 1.0
-"""How long a repair is not tried again while a replica is absent that might help. Readers wait."""
+"""The pause after a repair during which a replica was absent that might help. Readers wait meanwhile."""
 ASK_BYTES: Final = MIB
-"""Bytes of one answer; a larger hole takes several."""
+"""The bytes of one answer. A larger hole takes several answers."""
 HOLE_BYTES_MAX: Final = 4 * BATCH_BYTES_MAX
 """A larger hole is not repaired entry by entry: copying the whole log from another replica is quicker."""
 _NAMES: Final = ("message", "action")
@@ -62,11 +62,11 @@ def _knows_nothing(_: int) -> int:
     return -1
 
 
-# --- being asked -------------------------------------------------------------------------------------------------------
+# --- answering ---------------------------------------------------------------------------------------------------------
 
 
 def read_log(store: Store, number: int, position: int, bytes_max: int) -> bytes:
-    """Whole entries from a position on, up to the first damaged one. Raises LogDamaged if that is the first, InvalidArgument."""
+    """Read whole entries from a position on, up to the first damaged one. Raises LogDamaged if the first is damaged, InvalidArgument."""
     if number not in (0, 1):
         raise InvalidArgument(f"there is no log {number}: 0 is the message log, 1 the action log")
     segments = store.logs[number]
@@ -111,7 +111,7 @@ class Donor:
 async def ask(
     addresses: Mapping[str, str], damage: LogDamaged, fits: Callable[[bytes], bool] = bool, network: Network = NETWORK
 ) -> bytes | None:
-    """Entries from the damage on that `fits` accepts, from the first replica that has such, by control address."""
+    """Get entries that `fits` accepts, from the damage on, from the first replica (by control address) that has them."""
     for name, address in addresses.items():
         async with network.channel(address) as channel:
             donor = Donor(control_pb2_grpc.BrokerControlStub(channel), damage)
@@ -132,7 +132,7 @@ async def ask(
 
 
 async def ask_entry(addresses: Mapping[str, str], position: int, network: Network = NETWORK) -> PendingEntry | None:
-    """The entry at a position of the message log, from the first replica that has it, by control address."""
+    """Get the entry at a position of the message log from the first replica (by control address) that has it."""
     place = LogDamaged("", log=MESSAGES, position=position)
     for name, address in addresses.items():
         async with network.channel(address) as channel:
@@ -147,7 +147,7 @@ async def ask_entry(addresses: Mapping[str, str], position: int, network: Networ
 
 
 async def answering_replicas(addresses: Mapping[str, str], damage: LogDamaged, network: Network = NETWORK) -> int:
-    """The number of these replicas that answer for the damaged place, whether or not they are damaged there too."""
+    """The number of these replicas that answer for the damaged place, even if they are damaged there, too."""
     count = 0
     for address in addresses.values():
         async with network.channel(address) as channel:
@@ -161,7 +161,7 @@ async def answering_replicas(addresses: Mapping[str, str], damage: LogDamaged, n
 
 
 def parse(number: int, position: int, data: bytes) -> list[PendingEntry] | None:
-    """The entries, if they are valid and in order; nothing else is written."""
+    """Parse the entries. Returns them only if they are valid and in order."""
     try:
         found = entries_of(WriteRun(number, 0, position, len(data), split_entries(data)))
     except CorruptBatch:
@@ -202,12 +202,12 @@ def _whole_at(segments: Segments, position: int) -> Envelope | None:
 
 
 def _is_ours(segments: Segments, entry: PendingEntry) -> bool:
-    """Whether we have the same valid entry there."""
+    """True if we have the same valid entry there."""
     return _whole_at(segments, entry.position) == entry.envelope
 
 
 def _fits_behind(segments: Segments, entry: PendingEntry) -> bool:
-    """Whether the entry may follow the one before it, if that can still be read."""
+    """True if the entry may follow the entry before it, or if that one is unreadable."""
     before: Envelope | None = None
     for before in _envelopes_before(segments, entry.position):
         if _follows(before, entry.envelope):
@@ -235,7 +235,7 @@ def _envelopes_before(segments: Segments, position: int) -> Iterator[Envelope]:
 
 
 def mend(segments: Segments, damage: LogDamaged, data: bytes, knows: Knows = _knows_nothing) -> bool:
-    """Fill the hole. False if these are not the original entries: then nothing was written. Raises FlushFailed, DiskFull."""
+    """Fill the hole. Returns False, and writes nothing, if these are not the original entries. Raises FlushFailed, DiskFull."""
     hole = find_hole(segments, damage, data, knows)
     if hole is None:
         return False
@@ -244,7 +244,7 @@ def mend(segments: Segments, damage: LogDamaged, data: bytes, knows: Knows = _kn
         for _, part in groupby(hole, lambda entry: segments.base_of(entry.position)):
             begin = (entries := list(part))[0].position - damage.position
             segments.mend(entries[0].position, data[begin : begin + sum(each.envelope.total_bytes for each in entries)])
-    except OSError as cause:  # no promise depends on it: the broker continues, and tries again
+    except OSError as cause:  # no acknowledgement depends on the repair: the broker continues, and tries again
         log.error("writing the repaired %d bytes of the %s log at %d failed: %s", size, _NAMES[damage.log], damage.position, cause)
         return False
     log.warning("repaired %d bytes of the %s log at %d from another replica", size, _NAMES[damage.log], damage.position)
@@ -292,7 +292,7 @@ def _history(folder: Path, disk: Disk) -> Knows:
 
 
 class Repaired(Protocol):
-    """The broker whose log is repaired."""
+    """The interface of the broker whose log is repaired."""
 
     @property
     def store(self) -> Store: ...
@@ -314,8 +314,8 @@ class BackgroundRepair:
         fatal: Callable[[BaseException], None],
         others: Callable[[], int],
     ) -> None:
-        """`donors` returns the control addresses of the other replicas, and `others` says how many there are. While `is_opening`, the
-        store is being reopened.
+        """`donors` returns the control addresses of the other replicas, `others` their number. `is_opening` is True while the store is
+        being reopened.
         """
         self._broker = broker
         self._others = others
@@ -325,7 +325,7 @@ class BackgroundRepair:
         self._fatal = fatal
         self._mending: asyncio.Task[None] | None = None
         self._given_up: dict[tuple[int, int], float] = {}
-        """(log, position) of damage that no replica could repair, and until when that counts."""
+        """Damage (log, position) that no replica could repair, with the time until which no repair is tried again."""
 
     def report_damage(self, damage: LogDamaged) -> bool:
         """Begin a repair, unless one runs. False if this damage cannot be repaired, or could not a moment ago."""
@@ -354,7 +354,7 @@ class BackgroundRepair:
         self._broker.resume()
 
     def _give_up(self, damage: LogDamaged) -> None:
-        """For a while, readers get the error instead of waiting."""
+        """Give readers the error for a while, instead of letting them wait."""
         now_s = asyncio.get_running_loop().time()
         self._given_up = {place: until_s for place, until_s in self._given_up.items() if until_s > now_s}
         self._given_up[damage.log, damage.position] = now_s + AGAIN_S

@@ -38,7 +38,7 @@ class ReplicaStatus:
             raise NotMaster(f"{self._broker.config.name} is not its group's master: ask {core.master or 'the metaserver'}")
         return leader
 
-    # --- telling -------------------------------------------------------------------------------------------------------
+    # --- reading -------------------------------------------------------------------------------------------------------
 
     def describe(self) -> pb.ReplicaStatus:
         """The current status."""
@@ -70,7 +70,7 @@ class ReplicaStatus:
         ]
 
     def read_log(self, log: int, position: int, bytes_max: int) -> bytes:
-        """Entries for another replica. Raises LogDamaged, InvalidArgument, Unavailable."""
+        """Read entries for another replica. Raises LogDamaged, InvalidArgument, Unavailable."""
         if self._driver.is_opening:
             raise Unavailable(f"{self._broker.config.name} is reopening its log: try again in a moment")
         return replica_repair.read_log(self._broker.store, log, position, bytes_max)
@@ -78,7 +78,7 @@ class ReplicaStatus:
     # --- holding writes -----------------------------------------------------------------------------------------------
 
     async def hold(self, token: str, hold_ms: int) -> None:
-        """Begin no new request for a time. Raises NotMaster, InvalidArgument, Unavailable."""
+        """Hold new requests for a time. Raises NotMaster, InvalidArgument, Unavailable."""
         await self._hold.begin(self._leader(), token, hold_ms)
 
     async def held_logs(self, token: str) -> pb.HeldLogs:
@@ -115,8 +115,8 @@ class ReplicaStatus:
     # --- membership ----------------------------------------------------------------------------------------------------
 
     async def change(self, *, add: str = "", remove: str = "") -> pb.ChangeReplicasResponse:
-        """Add a replica (first as a learner; it becomes a voter by itself), or remove one. Raises NotMaster,
-        InvalidArgument, Unavailable.
+        """Add a replica (first as a learner, which becomes a voter automatically), or remove one. Raises NotMaster, InvalidArgument,
+        Unavailable.
         """
         leader, driver = self._leader(), self._driver
         if bool(add) == bool(remove):

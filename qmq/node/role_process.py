@@ -1,4 +1,4 @@
-"""Running a role as a process: until a signal comes."""
+"""Runs a role as a process until a signal comes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 
 async def until_signal(start: Callable[[], Awaitable[str]]) -> bool:
-    """Start, print the returned line, wait for SIGINT or SIGTERM. A signal also cancels a start that takes long: then it returns False."""
+    """Start, print the returned line, wait for SIGINT or SIGTERM. A signal also cancels a start under way. Returns False then."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -1,6 +1,6 @@
-"""A replica's schedule for another replica that has none: its state in the newest checkpoint, and its files.
+"""A replica's schedule, for another replica that has none: the state in the newest checkpoint, and the files.
 
-There are no locks. Files may grow, which is harmless. They are deleted when their bucket is closed; the other replica then begins again.
+There are no locks. Files may grow, which is harmless. When a bucket is closed, its files are deleted, and the other replica begins again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ReplicaScheduleFiles:
         self._is_ready = is_ready
 
     def describe(self) -> tuple[bytes, int]:
-        """(the projection's state as MessagePack, the index it is of). Raises NotConnected."""
+        """The projection's state as MessagePack, and the index of that state. Raises NotConnected."""
         if not self._is_ready():
             raise NotConnected("this replica has no schedule yet: ask another one")
         try:
@@ -38,7 +38,7 @@ class ReplicaScheduleFiles:
         return msgspec.msgpack.encode(found.projection), found.index
 
     def read(self, file: str, offset: int, bytes_max: int) -> bytes:
-        """Bytes of a file; safe in a thread. Raises FileNotFoundError, OSError."""
+        """Read bytes of a file. Safe in a thread. Raises FileNotFoundError, OSError."""
         with (self._store / SCHEDULE / file).open("rb") as content:
             content.seek(offset)
             return content.read(bytes_max)

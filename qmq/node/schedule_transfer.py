@@ -50,12 +50,12 @@ class Format(Protocol):
 
     @staticmethod
     def files(state: Any) -> list[tuple[str, int]]:
-        """The schedule's files, and how many bytes of each belong to the state. Raises LogDamaged."""
+        """The schedule's files, each with the number of its bytes that belong to the state. Raises LogDamaged."""
         ...
 
     @staticmethod
     def adopt(folder: Path, state: bytes, disk: Disk | None = None) -> None:
-        """The folder holds these files: the next opening uses them."""
+        """Let the next opening use these files, which are in the folder."""
         ...
 
 
@@ -64,7 +64,7 @@ class TakingReplica(Protocol):
 
     @property
     def has_all(self) -> bool:
-        """Whether the schedule is complete."""
+        """True if the schedule is complete."""
         ...
 
     def donors(self) -> Mapping[str, str]:
@@ -73,19 +73,19 @@ class TakingReplica(Protocol):
 
     @property
     def complete_from(self) -> int | None:
-        """The lowest index from which on the own log is complete; None while that is not known."""
+        """The lowest index from which on the replica's log is complete; None while that is not known."""
         ...
 
     @property
     def committed(self) -> int:
-        """Up to which index the own log is committed."""
+        """The index up to which the replica's log is committed."""
         ...
 
     @property
     def is_master(self) -> bool: ...
 
     def reopen_now(self) -> None:
-        """Reopen the store: the schedule's files are in place."""
+        """Reopen the store, because the schedule's files are in place."""
         ...
 
     async def hand_over(self, to: str) -> None:
@@ -119,20 +119,20 @@ class ScheduleTransfer:
     # --- life ----------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin when the replica takes part in its group."""
+        """Begin when the replica has joined its group."""
         self._is_started = True
         self.fetch()
 
     def stop_fetch(self) -> None:
-        """The log is about to start over, and the files of the schedule with it."""
+        """Stop copying, because the log and the schedule's files are about to start over."""
         self._cancel("fetch")
 
     def fetch(self) -> None:
-        """The log started over: fetch another schedule, if the log does not reach back to the beginning."""
+        """Fetch another schedule after the log started over, if the log does not reach back to the beginning."""
         self._start("fetch", self._run)
 
     def role_changed(self) -> None:
-        """The role changed: a master without a schedule hands over soon."""
+        """Handle a change of role: a master without a schedule hands over soon."""
         if self._is_started and self._replica.is_master and not self._replica.has_all:
             self._start("hand over", self._give_away)
 
@@ -228,7 +228,7 @@ class ScheduleTransfer:
     # --- leading without a schedule ------------------------------------------------------------------------------------
 
     async def _give_away(self) -> None:
-        """Try to hand the mastership over, until another replica leads or the schedule is here."""
+        """Try to hand the mastership over, until another replica leads or the schedule is complete."""
         replica = self._replica
         while replica.is_master and not replica.has_all:
             for name, address in replica.donors().items():

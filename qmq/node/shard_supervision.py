@@ -42,7 +42,7 @@ class StopAll:
 
 @dataclass(slots=True)
 class ShardSupervision:
-    """Shards are numbered from 1 to `count`; all of them are starting. Times are milliseconds of a clock that does not go back."""
+    """The state of the shards 1 to `count`, which are all starting at first. Times are milliseconds of a monotonic clock."""
 
     count: int
     pauses_ms: Sequence[int] = PAUSES_MS
@@ -63,22 +63,22 @@ class ShardSupervision:
 
     @property
     def is_over(self) -> bool:
-        """Whether the supervisor has nothing left to wait for."""
+        """True if all shards have ended."""
         return all(each.state is ShardState.ENDED for each in self._shards.values())
 
     def started(self, shard: int) -> bool:
-        """The shard's pause is over. False if it is not started any more."""
+        """Note that the shard's pause has ended. Returns False if the shard must not start any more."""
         found = self._shards[shard]
         found.state = ShardState.ENDED if self.is_stopping else ShardState.STARTING
         return not self.is_stopping
 
     def ready(self, shard: int, now_ms: int) -> None:
-        """The shard serves."""
+        """Note that the shard serves."""
         found = self._shards[shard]
         found.state, found.has_served, found.serving_since_ms = ShardState.SERVING, True, now_ms
 
     def ended(self, shard: int, status: int, now_ms: int) -> Restart | StopAll | None:
-        """The shard's process ended with an exit status (negative: killed by that signal)."""
+        """Note that the shard's process ended with an exit status (negative: killed by that signal)."""
         found = self._shards[shard]
         was_steady = found.state is ShardState.SERVING and now_ms - found.serving_since_ms >= STEADY_MS
         if self.is_stopping or not found.has_served:
@@ -86,14 +86,14 @@ class ShardSupervision:
             self.exit_status = self.exit_status or (status if status > 0 else 128 - status if status < 0 else 0)
             if self.is_stopping:
                 return None
-            self.exit_status = self.exit_status or 1  # a broker that ends without being asked has failed, with any exit status
+            self.exit_status = self.exit_status or 1  # a broker that ends without a request has failed, with any exit status
             return self.stop()
         found.state = ShardState.RESTING
         found.restarts = 1 if was_steady else found.restarts + 1
         return Restart(shard, self.pauses_ms[min(found.restarts, len(self.pauses_ms)) - 1])
 
     def stop(self) -> StopAll:
-        """All shards are to stop; those in a pause do not start again."""
+        """Stop all shards. Those in a pause do not start again."""
         self.is_stopping = True
         for each in self._shards.values():
             if each.state is ShardState.RESTING:

@@ -1,4 +1,4 @@
-"""Running the shards of a broker as processes: starts, signals, waits. `shard_supervision.py` decides; docs/SHARDS.md is the page."""
+"""Runs the shards of a broker as processes: starts them, passes signals, waits. `shard_supervision.py` decides (docs/SHARDS.md)."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _PR_SET_PDEATHSIG: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class ShardCommand:
-    """How one shard is started."""
+    """The command that starts one shard."""
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
 
 
 class ShardSupervisor:
-    """`say` gets the lines that shards print, and `ready_line` when all serve. `whole` and `part` are what the log calls them: a
-    gateway's processes are run likewise.
+    """`say` gets the lines that shards print, and `ready_line` when all shards serve. `whole` and `part` are the words for the server and
+    a process in the log, because a gateway's processes also run under this supervisor.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class ShardSupervisor:
         )
         self._processes[shard] = process
         if self._supervision.is_stopping:
-            process.send_signal(signal.SIGTERM)  # the signal came while the process was made
+            process.send_signal(signal.SIGTERM)  # the signal came while the process was being created
         assert process.stdout is not None
         async for line in process.stdout:
             self._say(line.decode(errors="replace").rstrip("\n"))
@@ -121,5 +121,5 @@ class ShardSupervisor:
 
 
 def _end_with_parent() -> None:
-    """In the new process: the kernel sends SIGTERM when the supervisor ends, for any reason."""
+    """Called in the new process: let the kernel send SIGTERM when the supervisor ends for any reason."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -28,7 +28,7 @@ log = logging.getLogger("qmq.node")
 
 
 class SingleReplica:
-    """Runs a broker whose name is also its group's. Call `start`, then `stop`; `stop` works after a failed start, too."""
+    """Runs a broker that has the same name as its group. Call `start`, then `stop`, also after a failed start."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class SingleReplica:
         self._changed(ViewChange())
 
     def _changed(self, _: ViewChange) -> None:
-        """The coordination store changed, perhaps before the start."""
+        """Handle a change of the coordination store, which may come before the start."""
         self.broker.cluster_changed(is_read_only=self._view.group(self._name).mode is Mode.READ_ONLY)
 
     async def start(self, host: str, data_port: int, control_port: int, *, also: AddServices | None = None) -> None:

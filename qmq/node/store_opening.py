@@ -1,4 +1,4 @@
-"""Opens the store of a replica: at the start, repairing damage from the other replicas, and again while the replica runs."""
+"""Opens the store of a replica: at the start, with repair of damage from the other replicas, and again while the replica runs."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ MEND_TRIES: Final = 1_000
 
 
 class ProjectionFolder(Protocol):
-    """Where a replica keeps what is derived from its log."""
+    """The folder of the data that a replica derives from its log."""
 
     def projection(self) -> Projection | None:
-        """The store's projection, if it has one; a new one for each opening."""
+        """Make the store's projection, if it has one. Each opening gets a new one."""
         ...
 
     def discard(self) -> None:
@@ -47,7 +47,7 @@ class StoreOpener:
         stored: StoredBytes | None = None,
         beginnings: StoredBeginnings | None = None,
     ) -> None:
-        """`stored` reads the segments that are only in the object store; a log that starts over begins with `beginnings`."""
+        """`stored` reads the segments that are in the object store only. A log that starts over begins with `beginnings`."""
         self._context = context
         self._stored = stored
         self._beginnings = beginnings
@@ -58,7 +58,7 @@ class StoreOpener:
         return self._context.folder
 
     async def open(self, *, is_resetting: bool) -> Store:
-        """Open the store; if it is damaged, repair it from the others first. `is_resetting`: the log starts over. Raises LogDamaged."""
+        """Open the store. Repair a damaged store from the others first. `is_resetting`: the log starts over. Raises LogDamaged."""
         if is_resetting:
             self._projections.discard()
             follower.start_over(self._folder, (0, 0))
@@ -80,11 +80,11 @@ class StoreOpener:
 
     @property
     def begins_in_store(self) -> bool:
-        """Whether a log that starts over begins with what the object store has."""
+        """True if a log that starts over begins with the segments in the object store."""
         return self._beginnings is not None
 
     def stop(self) -> None:
-        """Read no more of the object store: the process ends."""
+        """Stop reading the object store, because the process ends."""
         if self._beginnings is not None:
             self._beginnings.stop()
 
@@ -96,8 +96,8 @@ class StoreOpener:
         return await asyncio.to_thread(self.open_at, until, place) if store is None else store
 
     async def _begun_in_store(self, place: Place) -> Store | None:
-        """A store that begins with the segments in the object store; None without any, or the store cannot be read now: everything then
-        comes from the master.
+        """Open a store that begins with the segments in the object store. None if there are none, or the object store cannot be read now:
+        all entries then come from the master.
         """
         if self._beginnings is None:
             return None

@@ -1,6 +1,6 @@
-"""Locates subjects in this process's own view of the coordination store, for a client inside a server. A delay group delivers whether a
-metaserver is up or not. So its client asks no metaserver, and applies the metaserver's own rules here (qmq/meta/cluster_catalog.py). This
-never creates a subject: a message whose subject is deleted waits.
+"""Locates subjects in this process's own view of the coordination store, for a client inside a server. A delay group also delivers
+without a running metaserver. So its client calls no metaserver, and applies the metaserver's rules here (qmq/meta/cluster_catalog.py). The
+locator never creates a subject: a message whose subject is deleted waits.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class ViewLocator:
                 async for told in self._watchers.watch():
                     yield Pushed(told.subjects, told.broker_groups)
                 return
-            except Overloaded:  # too many changes at once to keep their names
+            except Overloaded:  # too many changes at a time to keep their names
                 yield Pushed(is_gap=True)
 
     def links(self, client: str) -> Links:
-        """Connections to brokers that are located here; the caller closes them."""
+        """Make connections to brokers that this locator finds. The caller closes them."""
         return Links(Locator(self.locate, self.watch), client, network=self._network)
 
     def close(self) -> None:

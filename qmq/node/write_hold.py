@@ -1,10 +1,10 @@
-"""A master's writes, held for a moment, so that a backup finds all groups of a cluster at one moment (docs/BACKUP.md).
+"""Holds a master's writes for a moment, so that a backup finds all groups of a cluster at one moment (docs/BACKUP.md).
 
-    hold       no new request is begun; answered when what was begun is in the log
-    describe   where the logs end; answered when all of it is committed
+    hold       begin no new request; answered when all requests that were begun are in the log
+    describe   the ends of the logs; answered when everything before them is committed
     release    requests continue; clients that were refused have tried again meanwhile
 
-A hold ends by itself when its time is over, and with the mastership; then `describe` and `release` refuse, so the caller knows.
+A hold ends after its time, and with the mastership. `describe` and `release` then raise an error, so the caller knows.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class WriteHold:
         return bool(self._token) and self._driver.core.leader is self._leader
 
     async def begin(self, leader: Leader, token: str, hold_ms: int) -> None:
-        """Raises InvalidArgument, Unavailable, NotMaster."""
+        """Begin a hold. Raises InvalidArgument, Unavailable, NotMaster."""
         broker = self._broker
         if not token or not 0 < hold_ms <= HOLD_MS_MAX:
             raise InvalidArgument(f"a hold needs a token, and lasts 1 to {HOLD_MS_MAX:,} ms, not {hold_ms:,}")
@@ -52,7 +52,7 @@ class WriteHold:
         self._require(token)
 
     async def describe(self, token: str) -> pb.HeldLogs:
-        """Raises Unavailable."""
+        """The ends of the logs. Raises Unavailable."""
         self._require(token)
         store = self._broker.store
         index, ends, bases = store.index, [segments.end for segments in store.logs], [list(segments.bases) for segments in store.logs]
@@ -63,7 +63,7 @@ class WriteHold:
         return pb.HeldLogs(index=index, epoch=self._driver.core.state.promised, message=message, action=action)
 
     def release(self, token: str) -> None:
-        """Raises Unavailable."""
+        """End the hold. Raises Unavailable."""
         self._require(token)
         self._finish()
 

@@ -1,10 +1,9 @@
-"""The write lease: a master may take messages of subjects that are fenced by lease only while the lease lives under which it holds its
-master key.
+"""The write lease: a master may take messages of subjects that are fenced by lease only while the lease of its master key is alive.
 
     the store said at t that lease L holds the key          (t is when we *asked*: the lease was renewed after that)
-        L is the lease of before      the right continues until t + lease - a tenth
+        L is the same as before       the right continues until t + lease - a tenth
         L is another one, or the first: the key may have been away, and our partitions may have been fenced. The fences are listed,
-                                      the command messages that are missing are appended, and then there is a right
+                                      missing command messages are appended, and then there is a right
     no answer                         the right ends by our own clock, before the lease ends at the store
 
 A fence is only set while the key is away (docs/ORDERING.md), so a list of fences that is read *after* the key was seen has all
@@ -34,7 +33,7 @@ RETRY_S: Final = 0.1
 
 
 class WriteLease:
-    """The write lease of one replica; asked before each write to an ordered subject."""
+    """The write lease of one replica. The broker calls it before each write to an ordered subject."""
 
     def __init__(self, broker: Broker, store: CoordinationStore, group: str, clock: Clock, *, lease_ms: Callable[[], int]) -> None:
         self._broker = broker
@@ -50,11 +49,11 @@ class WriteLease:
         self._looking: asyncio.Task[None] | None = None
 
     def __call__(self) -> bool:
-        """Whether this replica may write now."""
+        """True if this replica may write now."""
         return self._clock.monotonic_ms() < self._until_ms
 
     def held(self, epoch: int, held: Holding, asked_ms: int) -> None:
-        """The store confirmed the key of a master of `epoch`, which asked at `asked_ms`."""
+        """Note that the store confirmed the key of a master of `epoch`, which asked at `asked_ms`."""
         if held.lease == NO_LEASE or held.epoch != epoch:
             return
         self._heard = epoch, held.lease, asked_ms
@@ -84,7 +83,7 @@ class WriteLease:
             await asyncio.sleep(RETRY_S)
 
     async def _close(self, fences: dict[str, Fence]) -> None:
-        """Append the missing command messages. Raises QmqError if the broker does not serve (yet)."""
+        """Append the missing command messages. Raises QmqError if the broker does not serve, or not yet."""
         for key, fence in fences.items():
             subject, number = key[len(FENCES) + len(self._group) + 1 :].rsplit("/", 1)
             self._broker.require_serving()

@@ -1,4 +1,4 @@
-"""A broker's messages and requests. Counters are those of `qmq.broker.broker_counters`; the rest is read from the queues."""
+"""The metrics of a broker's messages and requests, by `qmq.broker.broker_counters` and by the queues."""
 
 from __future__ import annotations
 

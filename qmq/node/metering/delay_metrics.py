@@ -1,4 +1,4 @@
-"""A delay server's schedule, wheel, deliveries and clock. The schedule is on every replica; the rest is the master's."""
+"""The metrics of a delay server's schedule, wheel, deliveries and clock. Every replica has the schedule, only a master the rest."""
 
 from __future__ import annotations
 

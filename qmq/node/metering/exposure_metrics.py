@@ -1,4 +1,4 @@
-"""Whether strangers can reach the server, and when its certificate expires."""
+"""Metrics of security: whether unauthenticated clients can reach the server, and when its certificate expires."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ _TALLIES: Final[tuple[tuple[Figure, Callable[[GroupCounters], int]], ...]] = (
     (GRANTED, lambda counters: counters.lanes_granted),
 )
 Names = tuple[str, str]
-"""Subject and group."""
+"""A subject and a group."""
 
 
 @dataclass(slots=True)
@@ -181,4 +181,4 @@ def _lag_s(queue: Queue, done_before: int, now_ms: int) -> float:
     try:
         return lag_ms(queue, done_before, now_ms) / 1000
     except LogDamaged:
-        return 0.0  # consuming it reports the error
+        return 0.0  # consumers of the queue get the error

@@ -1,4 +1,4 @@
-"""A broker's logs, its disk and its maintenance. Every replica has them, master or not."""
+"""The metrics of a broker's logs, its disk and its maintenance. Masters and slaves have them."""
 
 from __future__ import annotations
 

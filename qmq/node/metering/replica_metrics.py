@@ -1,4 +1,4 @@
-"""A replica's role in its broker group, and how far the others lag while it is master. `qmq dev` is always master."""
+"""The metrics of a replica's role in its broker group, and of the others' lag while it is master. `qmq dev` is always master."""
 
 from __future__ import annotations
 

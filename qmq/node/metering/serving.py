@@ -37,14 +37,14 @@ def sources_of(
 
 
 def metrics_host(host: str, given: str) -> str:
-    """Where a role that listens on `host` serves its metrics: as the operator says, or else where only this machine reaches them."""
+    """The address for the metrics of a role that listens on `host`: the operator's choice, otherwise loopback."""
     return given or (host if is_local(host) and not host.startswith(UNIX) else LOOPBACK)
 
 
 async def serve(
     host: str, port: int | None, sources: Sequence[FigureSource], readiness: Callable[[], Readiness], network: Network
 ) -> MetricsServer | None:
-    """Listen; None if no port is wanted. A port that other machines reach has the TLS of `network`. If that requires certificates of
+    """Listen. Returns None without a port. A port that other machines reach uses the TLS of `network`. If TLS requires certificates of
     clients, a client without one gets the health only. Raises OSError if the port is taken.
     """
     if port is None:

@@ -1,4 +1,4 @@
-"""The copies of a broker's segments in an object store."""
+"""The metrics of a broker's segments in an object store."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ LOCAL: Final = Figure("qmq_log_local_bytes", GAUGE, _OF, "Bytes of the message l
 
 
 class TieringSource:
-    """Exists if the broker has an object store."""
+    """The source of a broker that has an object store."""
 
     figures: Final = (STORED, WAITING, COPIED, DELETED, FAILURES, READ, READ_FAILURES, CACHED, LOCAL)
 
     def __init__(self, copier: SegmentCopier, stored: StoredReads, local_bytes: Callable[[], int], group: str) -> None:
-        """`local_bytes` tells how much of the message log is on the disk."""
+        """`local_bytes` returns the number of bytes of the message log on the disk."""
         self._copier = copier
         self._stored = stored
         self._local_bytes = local_bytes
