@@ -1,4 +1,4 @@
-"""The metaserver: says where subjects are, and administers the cluster. It is stateless (the state is in the coordination store), so run
+"""The metaserver: locates subjects, and administers the cluster. A metaserver is stateless (the state is in the coordination store), so run
 two or more.
 
     placement               which broker groups a new subject gets                              pure
@@ -14,5 +14,5 @@ two or more.
     meta_service            the gRPC service of meta.proto
     meta_server             a metaserver that listens
 
-It answers from the view (qmq_coordination.view). If it crashes, clients use the next metaserver, and nothing is lost.
+A metaserver answers from the view (qmq_coordination.view). If it crashes, clients use the next metaserver, and nothing is lost.
 """

@@ -2,8 +2,8 @@
 
 The administrator of a namespace changes records below its prefix (`rpc_operations` says what a request needs).
 
-A caller cannot lock itself out: a change of a rule, a role or the mode that would take from the caller what the change itself needs is
-refused. Principals named by `--admins` always have `administer`, and so does everybody while the mode is `off`.
+A caller cannot lock itself out: the service refuses a change of a rule, a role or the mode after which the caller could not make the same
+change. Principals named by `--admins` always have `administer`; while the mode is `off`, every caller has it.
 
 A namespace has at most `NAMESPACE_RECORDS_MAX` rules, roles and tokens each, so that one team leaves room for the others.
 """
@@ -67,7 +67,7 @@ class AccessService(access_pb2_grpc.AccessServicer):
         """`open_links` returns addresses of servers to which tokens must not be shown, because they would travel in plain text."""
         self._store, self._access, self._clock, self._open_links = store, access, clock, open_links
 
-    # --- questions -----------------------------------------------------------------------------------------------------
+    # --- reading -------------------------------------------------------------------------------------------------------
 
     @answering
     async def WhoAmI(self, request: pb.WhoAmIRequest) -> pb.WhoAmIResponse:
@@ -179,8 +179,8 @@ class AccessService(access_pb2_grpc.AccessServicer):
         return pb.SetAccessModeResponse(mode_before=before.value)
 
     def _require_stored(self, action: str, rule_id: str, item: KeyValue | None) -> None:
-        """The rule that a change replaces must be one that the caller may change. The guard used the rule of the view, which may be older.
-        Raises AccessDenied.
+        """Check that the caller may change the rule that is replaced. The guard used the view's rule, which may be older. Raises
+        AccessDenied.
         """
         if item is None:
             return
@@ -191,7 +191,7 @@ class AccessService(access_pb2_grpc.AccessServicer):
         self._access.require(CALLER.get(), action, on_cluster(Operation.ADMINISTER) if rule is None else rule.need)
 
     def _require_room(self, what: str, name: str, names: Iterable[str]) -> None:
-        """Raises QuotaExceeded if the widest namespace of the new record's name is full."""
+        """Raise QuotaExceeded if the widest namespace of the new record's name is full."""
         rules = self._access.state.rules.values()
         around = [each.pattern for each in rules if each.kind is ResourceKind.NAMESPACE and name.startswith(each.pattern)]
         if around:
@@ -258,7 +258,7 @@ class AccessService(access_pb2_grpc.AccessServicer):
         return pb.DeleteQuotaResponse()
 
     def _require_stored_quota(self, action: str, quota_id: str, item: KeyValue | None) -> None:
-        """The quota that a change replaces must be the caller's to change. Raises AccessDenied."""
+        """Check that the caller may change the quota that is replaced. Raises AccessDenied."""
         if item is None:
             return
         try:
@@ -274,7 +274,7 @@ class AccessService(access_pb2_grpc.AccessServicer):
         return str(caller.principal) in self._access.config.admins or book.decide(caller.principal, need).is_allowed
 
     def _require_way_back(self, book: RuleBook, need: Need, mode: AccessMode | None = None) -> None:
-        """Raises InvalidArgument if the caller could not make this change, which needs `need`, once more."""
+        """Raise InvalidArgument if the caller could not make this change again. The change needs the permission `need`."""
         caller = CALLER.get()
         if (mode or self._access.mode) is AccessMode.ENFORCE and not self._may(caller, book, need):
             where = f"{need.kind.value} {need.name}".strip()
@@ -284,7 +284,7 @@ class AccessService(access_pb2_grpc.AccessServicer):
             )
 
     async def _swap(self, key: str, changed: Callable[[KeyValue | None], bytes | None]) -> None:
-        """Raises RouteConflict if others keep changing the same key, CoordinationError."""
+        """Replace a value by compare-and-swap. Raises RouteConflict if others keep changing the same key, CoordinationError."""
         for _ in range(TRIES):
             item = await self._store.get(key)
             value = changed(item)
@@ -314,7 +314,7 @@ def kind_of(text: str) -> ResourceKind:
 
 
 def _id_of(message: pb.AccessRule, operations: frozenset[Operation], pattern: str) -> str:
-    """The id of a rule, which is the same for equal rules, so that adding one twice makes one."""
+    """The id of a rule. Equal rules have the same id, so a rule that is added twice exists once."""
     parts = (str(message.is_deny), message.principal, ",".join(sorted(each.value for each in operations)), message.kind, pattern)
     return _digest("\n".join(parts))
 

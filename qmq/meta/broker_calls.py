@@ -1,6 +1,6 @@
-"""Calls to brokers over their control ports: to one replica, to a group's master, or to the masters of many groups at once (`Brokers`); and
-what route changes and rounds ask of partitions' masters (`PartitionMasters`), with short deadlines, so that a silent group does not delay
-others.
+"""Calls to brokers over their control ports: to one replica, to a group's master, or to the masters of many groups at the same time
+(`Brokers`); and the calls of route changes and rounds to partitions' masters (`PartitionMasters`), with short deadlines, so that a silent
+group does not delay others.
 
 Every call has a deadline. The master comes from the view, which may lag: after NotMaster, or if the replica is gone, the store is read
 once, and the new master is called. Errors name the group that did not answer.
@@ -46,12 +46,12 @@ class BrokerAnswers:
 
     found: dict[str, Any] = field(default_factory=dict)
     absent: dict[str, QmqError] = field(default_factory=dict)
-    """Groups that answered that they have nothing of the kind."""
+    """Groups that answered that they do not have the requested thing."""
     missing: dict[str, Unavailable] = field(default_factory=dict)
     """Groups that did not answer."""
 
     def complete(self) -> list[Any]:
-        """All answers. Raises NotConnected if a group did not answer, and a group's error if none has anything."""
+        """All answers. Raises NotConnected if a group did not answer, and a group's error if no group has the requested thing."""
         self.require_all(f"not on {', '.join(self.absent)}" if self.absent and not self.found else "")
         if not self.found and self.absent:
             raise next(iter(self.absent.values()))
@@ -63,11 +63,11 @@ class BrokerAnswers:
         return {group: failure.message for group, failure in self.missing.items()}
 
     def partial(self) -> list[Any]:
-        """The answers of the groups that answered. Raises as `complete`, but only if no group has anything."""
+        """The answers of the groups that answered. Raises as `complete`, but only if no group has the requested thing."""
         return list(self.found.values()) if self.found else self.complete()
 
     def require_all(self, so_far: str) -> None:
-        """Raises NotConnected with the groups that did not answer; `so_far` is what is known without them."""
+        """Raise NotConnected with the groups that did not answer. `so_far` is the result without them."""
         if self.missing:
             whole = "; ".join(failure.message for failure in self.missing.values())
             failure = next(iter(self.missing.values()))
@@ -82,7 +82,7 @@ class Brokers:
         self._network = network
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._stubs: dict[str, tuple[Any, Any]] = {}
-        """The control and the delay methods of each channel."""
+        """The stubs of the control and delay services for each channel."""
 
     async def ask(self, address: str, method: str, request: Any, timeout_s: float = BROKER_S) -> Any:
         """Call a replica's control port. Raises the replica's typed error, NotConnected, DeadlineExceeded."""
@@ -145,7 +145,7 @@ class Brokers:
         is_change: bool = False,
         at_most_once: bool = False,
     ) -> BrokerAnswers:
-        """Call the masters of several groups at once. Errors of the kinds `absent` count as answers; others except
+        """Call the masters of several groups at the same time. Errors of the kinds `absent` count as answers; others except
         Unavailable are raised.
         """
         names = list(groups)
@@ -189,7 +189,7 @@ class PartitionMasters:
         return answer.sequence
 
     async def probe(self, broker_group: str, subject: str, partition: int) -> None:
-        """See Sealer. A broker that refuses the question answers."""
+        """See Sealer. A refusal is an answer, too."""
         try:
             await self.describe_lanes(broker_group, control.DescribeLanesRequest(subject=subject, partitions=[partition]))
         except CallerError:
@@ -200,19 +200,19 @@ class PartitionMasters:
         return answer
 
     async def place_lanes(self, broker_group: str, request: control.PlaceLanesRequest) -> None:
-        """See LaneReader. To move a group is asked of a second master only if the first certainly did nothing."""
+        """See LaneReader. A move of a group is requested from a second master only if the first certainly did nothing."""
         await self._brokers.ask_master(broker_group, "PlaceLanes", request, timeout_s=PLACE_S, is_change=request.moves)
 
     async def inherit_parked(self, broker_group: str, request: control.InheritParkedRequest) -> None:
-        """See LaneReader. Asking a second master is harmless: the same keys are parked there then."""
+        """See LaneReader. Calling a second master is harmless: it parks the same keys."""
         await self._brokers.ask_master(broker_group, "InheritParked", request, timeout_s=LANES_S)
 
     async def forget_group(self, broker_group: str, request: control.DeleteGroupRequest) -> int:
-        """See GroupForgetter. Asking a second master is harmless: the group is then forgotten already."""
+        """See GroupForgetter. Calling a second master is harmless: it has forgotten the group already."""
         answer: control.DeleteGroupResponse = await self._brokers.ask_master(broker_group, "DeleteGroup", request, timeout_s=PLACE_S)
         return answer.queues
 
 
 async def at_once(asked: Iterable[Awaitable[_T]]) -> list[_T]:
-    """A Gather for an event loop."""
+    """Make all calls at the same time: a Gather for an event loop."""
     return list(await asyncio.gather(*asked))

@@ -1,7 +1,7 @@
-"""Subjects and broker groups at a metaserver, without gRPC: where subjects are, creating and placing them, the modes of broker groups.
+"""Subjects and broker groups at a metaserver, without gRPC: locates, creates and places subjects, and sets the modes of broker groups.
 
-What must be true: two metaservers never give different answers for long, and neither undoes a change that the other confirmed. They keep no
-state of their own: each answer comes from the view, each change is a compare-and-swap in the store. After a change the key is read back
+Two metaservers never give different answers for long, and neither undoes a change that the other confirmed, because they keep no state:
+each answer comes from the view, and each change is a compare-and-swap in the store. After a change the key is read back
 into the view, so that the next request to *this* metaserver sees it; the others see it through their watches.
 
 While the store cannot be reached, known subjects and masters are answered from memory. An *unknown* subject may have been created
@@ -66,7 +66,7 @@ class ClusterCatalog:
         return found
 
     async def _find(self, name: str) -> SubjectConfig | None:
-        """Look in memory; a subject that is not there may be new, so the store is read."""
+        """Find a subject in memory. A subject that is not there may be new, so read the store then."""
         key = subject_key(name)
         if is_dead_letters(name):
             return SubjectConfig(name)  # a dead-letter queue may be on every broker group
@@ -83,7 +83,7 @@ class ClusterCatalog:
         return found
 
     async def locate(self, name: str, *, create: bool, delayed: bool = False) -> tuple[SubjectConfig, list[pb.QueueRoute]]:
-        """A subject, and where it is, or where its delayed messages go. Raises UnknownSubject; NotConnected if no group has a master."""
+        """Locate a subject, or the delay groups for its delayed messages. Raises UnknownSubject; NotConnected if no group has a master."""
         config = await self._find(name)
         if config is None:
             if not (create and self._auto_create):
@@ -125,7 +125,7 @@ class ClusterCatalog:
             master = state.master
             has_master = master is not None and bool(master.data_address)
             if not has_master and not state.items:
-                continue  # no broker ever registered under this name
+                continue  # no broker has registered under this name
             address, epoch = (master.data_address, master.epoch) if master is not None and has_master else ("", state.claim.epoch)
             is_writable = group not in former_groups and self._is_writable(group)
             route = pb.QueueRoute(partition=0, broker_group=group, data_address=address, epoch=epoch, is_writable=is_writable)
@@ -166,7 +166,7 @@ class ClusterCatalog:
         return made
 
     def _admitted(self, config: SubjectConfig) -> SubjectConfig:
-        """A new subject with the name of its creator, the caller. Raises QuotaExceeded."""
+        """Make the settings of a new subject, with the caller as its creator. Raises QuotaExceeded."""
         access, caller = self._view.access, CALLER.get()
         require_room_for(access.quotas.values(), config.name, self._view.subject_names())
         principal = caller.principal
@@ -262,7 +262,7 @@ class ClusterCatalog:
         return self._view.group(name)
 
     async def require_writable(self, names: tuple[str, ...]) -> None:
-        """Raises InvalidArgument, CoordinationError unless these broker groups exist and are not drained."""
+        """Check that these broker groups exist and are not drained. Raises InvalidArgument, CoordinationError."""
         await self._require_groups(names)
         self._require_real_time(names)
         drained = [name for name in names if self._view.group(name).mode is not Mode.READ_WRITE]

@@ -1,7 +1,7 @@
-"""Describes the whole cluster for operators: each group by the store, each replica by itself.
+"""Describes the whole cluster for operators: groups as the store has them, replicas by their own answers.
 
-All registered replicas are asked at the same time, with a deadline of a second: a stopped or unreachable replica must not delay the answer
-about the others. The values that only such a replica knows are absent.
+The metaserver calls all registered replicas at the same time, with a deadline of a second, so that a stopped or unreachable replica does
+not delay the answer about the others. Values that only such a replica knows are absent.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ async def describe_dead_letters(brokers: Brokers, hosts: Sequence[str], group: s
 
 
 def _described(queue: control.Queue, looked: control.Group | None) -> pb.DeadLetterQueue:
-    """Dead letters that operators have not handled count as pending."""
+    """Build the description of one queue. Dead letters that no operator has handled count as pending."""
     kept = queue.next_sequence - queue.start_sequence
     waiting = kept if looked is None else min(looked.waiting + looked.unacked + looked.requeued, kept)
     return pb.DeadLetterQueue(

@@ -1,4 +1,4 @@
-"""Calls to the delay groups: about one message by its id, or lists of all groups."""
+"""Calls to the delay groups: to one group for a message by its id, or to all groups for lists."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Deleting subjects and dead-letter queues. See docs/DELETION.md.
+"""Deletes subjects and dead-letter queues (docs/DELETION.md).
 
-    mark      the subject's record is marked: from now on no listing has it, and brokers refuse its messages
-    drop      each broker group's master drops its queues; answered when that is committed, and not before the broker has seen the mark
-    forget    one transaction deletes the record and all that is kept of the subject
+    mark      the subject's record is marked: from now on listings leave the subject out, and brokers refuse its messages
+    drop      each broker group's master drops its queues; answered when that is committed and the broker has seen the mark
+    forget    one transaction deletes the record and all other keys of the subject
 
 Each step may be repeated by any metaserver. The leader continues deletions that a crash or a lost broker group interrupted.
 """
@@ -79,7 +79,7 @@ class Deletion:
         return sum(each.queues for each in answers), sum(each.messages for each in answers)
 
     async def delete_dead_letters(self, subject: str) -> int:
-        """Drop a dead-letter queue on all broker groups, and return on how many it had anything. Later dead letters are kept. Raises
+        """Drop a dead-letter queue on all broker groups. Returns the number of groups that had content. Later dead letters are kept. Raises
         NotConnected.
         """
         if not is_dead_letters(check_name("subject", subject)):
@@ -87,7 +87,7 @@ class Deletion:
         return await self._drop(subject, tuple(self._cluster.group_names()), "delete again")
 
     async def run(self, is_leader: Callable[[], bool]) -> None:
-        """As the leader, continue interrupted deletions. Never returns."""
+        """Continue interrupted deletions while this metaserver is the leader. Never returns."""
         while True:
             await self._sleep(self._timing.sweep_s)
             for name in self._view.deleting() if is_leader() else ():

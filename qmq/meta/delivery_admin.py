@@ -1,4 +1,4 @@
-"""Group settings and pauses at a metaserver: set, taken away and shown (docs/DELIVERY.md).
+"""Sets, removes and shows group settings and pauses at a metaserver (docs/DELIVERY.md).
 
 Each change is a compare-and-swap of one key, so changes of two operators are not mixed, and after a lost answer the key is read again.
 After a change the key is read back into the view, so that the next request to this metaserver sees it. Brokers see it in their own views.
@@ -85,7 +85,7 @@ class DeliveryService:
         for name in hosts:
             with suppress(QmqError):
                 status: control.ReplicaStatus = await self._brokers.ask_master(name, "DescribeReplica", control.DescribeReplicaRequest())
-                if status.retry_delays_ms:  # empty: an older release
+                if status.retry_delays_ms:  # an older release sends no settings
                     return GroupSettings(status.attempts_max, tuple(status.retry_delays_ms))
         return GroupSettings()
 
@@ -97,7 +97,7 @@ class DeliveryService:
             )
 
     async def _find(self, subject: str) -> SubjectConfig | None:
-        """An existing subject; None for all subjects. Raises UnknownSubject, InvalidName, CoordinationError."""
+        """Find an existing subject; None for all subjects. Raises UnknownSubject, InvalidName, CoordinationError."""
         return None if subject == EVERY else await self._cluster.subject(subject)
 
     # --- pauses --------------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class DeliveryService:
             if value == (None if item is None else item.value):
                 break
             condition = absent(key) if item is None else unchanged(item)
-            with suppress(CoordinationUnknown):  # if it was done, nothing is left to do
+            with suppress(CoordinationUnknown):  # if the change was made, nothing is left to do
                 if (await self._store.txn([condition], [Delete(key) if value is None else Put(key, value)])).succeeded:
                     break
             item = await self._store.get(key)
@@ -148,7 +148,7 @@ class DeliveryService:
         return first, value
 
     async def _read_back(self, key: str) -> None:
-        """Read a key into the view; if the store cannot be reached, the watch will bring it. A deleted key needs a listing."""
+        """Read a key into the view. If the store cannot be reached, the watch will bring the key. A deleted key needs a listing."""
         with suppress(CoordinationError):
             if await self._view.fetch(key) is None:
                 await self._view.refresh()
@@ -159,7 +159,7 @@ def _change_of(request: pb.SetGroupSettingsRequest) -> SettingsRecord:
 
 
 def _record_of(item: KeyValue | None) -> SettingsRecord | None:
-    """An unreadable record counts as absent."""
+    """Decode a record. An unreadable record counts as absent."""
     try:
         return None if item is None else SettingsRecord.decode(item.value)
     except _UNREADABLE:

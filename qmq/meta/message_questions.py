@@ -1,4 +1,4 @@
-"""Queries about one message: its places, asked of all groups that may have it, and its trail, asked of the group that has it."""
+"""Finds the places of one message on all groups that may have it, and gets its trail from the group that has it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qmq.proto.v1 import control_pb2 as control
 
 
 async def find_every(brokers: Brokers, hosts: Iterable[str], request: control.FindMessageRequest) -> control.FindMessageResponse:
-    """Every place where a message is stored, the earliest first. The answer is incomplete if a group does not answer, or if only delay
+    """Find every place where a message is stored, the earliest first. The answer is incomplete if a group does not answer, or if only delay
     groups have the message and not everything could be searched. Raises NotConnected if no place is found and a group did not answer;
     MessageNotFound.
     """

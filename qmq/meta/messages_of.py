@@ -35,7 +35,7 @@ def settings_of(config: SubjectConfig) -> pb.SubjectSettings:
 
 
 def config_of(settings: pb.SubjectSettings) -> SubjectConfig:
-    """The inverse. Raises InvalidName, InvalidArgument."""
+    """Decode a subject's settings. Raises InvalidName, InvalidArgument."""
     order = _one_of(Order, settings.order, "order")
     lps = (settings.logical_partitions or LOGICAL_PARTITIONS) if order is not Order.NONE else 0
     return SubjectConfig(
@@ -52,7 +52,7 @@ def config_of(settings: pb.SubjectSettings) -> SubjectConfig:
 
 
 def flush_of(text: str) -> SubjectFlush:
-    """When a subject's producers are answered. Raises InvalidArgument."""
+    """Decode when a subject's producers are answered. Raises InvalidArgument."""
     return _one_of(SubjectFlush, text or SubjectFlush.DEFAULT.value, "flush")
 
 

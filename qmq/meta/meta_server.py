@@ -43,12 +43,12 @@ from qmq.security.rpc_guard import RpcGuard
 
 STOP_GRACE_S: Final = 1.0
 BOUNDS: Final = RpcBounds(connections_max=WATCHERS_MAX, calls_max=WATCHERS_MAX + 10_000)
-"""Each client has one connection, on which it watches."""
+"""The largest number of streams for one connection: each client has one connection, and watches on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetaConfig:
-    """Where a metaserver listens (port 0 takes a free one), and what it may do."""
+    """A metaserver's address (port 0 takes a free one) and its options."""
 
     host: str = "127.0.0.1"
     port: int = 20880
@@ -59,16 +59,16 @@ class MetaConfig:
     (evacuation.py).
     """
     change_wait_s: float = CHANGE_WAIT_S
-    """How long the answer to a change of a route waits for the next route."""
+    """The time that the answer to a route change waits for the next route."""
     consumers_max: int = limits.GROUP_CONSUMERS_MAX
-    """Consumers of a group of an ordered subject."""
+    """The largest number of consumers in a group of an ordered subject."""
     timing: MetaTiming = TIMING
     access: AccessConfig = field(default_factory=AccessConfig)
     bounds: RpcBounds = BOUNDS
 
 
 class MetaServer:
-    """Call `start`, then `stop`. Killing it loses nothing, since it has no state."""
+    """A metaserver. Call `start`, then `stop`. It has no state, so a killed metaserver loses nothing."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class MetaServer:
         access: AccessControl | None = None,
         process: DescribeProcess = control.ProcessStatus,
     ) -> None:
-        """`access` is that of the process, if it has one already; `process` describes it."""
+        """`access` is the process's access control, if it exists already. `process` describes the process."""
         self._config = config
         self._network = network
         clock = clock or SystemClock()
@@ -131,16 +131,16 @@ class MetaServer:
 
     @property
     def watchers(self) -> int:
-        """Clients that watch this metaserver for changes."""
+        """The clients that watch this metaserver for changes."""
         return self._watchers.count
 
     @property
     def is_leader(self) -> bool:
-        """Whether this metaserver is the leader."""
+        """True if this metaserver is the leader."""
         return self._controller.leader.is_leader
 
     async def start(self) -> None:
-        """Serve. Raises OSError if the port is taken."""
+        """Serve clients. Raises OSError if the port is taken."""
         bounds = self._config.bounds.fitting(self._network.rpc_descriptors(self._config.host))
         door = RpcDoor(bounds, self._guard.refused, self._guard.peers)
         server = rpc_server(door, (self.calls, self._guard))
@@ -170,9 +170,9 @@ _WAITING: Final = ("SyncMember", "ChangeRoute")
 class CallCounts(grpc.aio.ServerInterceptor):
     def __init__(self) -> None:
         self.requests: dict[str, int] = {}
-        """By method; streams are counted when they begin."""
+        """The number of requests by method. Streams count when they begin."""
         self.failures: dict[tuple[str, str], int] = {}
-        """By method and gRPC's code."""
+        """The number of failed requests by method and gRPC code."""
         self.durations = Durations()
 
     async def intercept_service(
@@ -180,7 +180,7 @@ class CallCounts(grpc.aio.ServerInterceptor):
     ) -> Any:
         handler = await continuation(handler_call_details)
         if handler is None:
-            return None  # no such method: the caller can send any name
+            return None  # an unknown method: a caller can send any name
         method = str(handler_call_details.method).rpartition("/")[2]
         self.requests[method] = self.requests.get(method, 0) + 1
         if handler.unary_unary is None:

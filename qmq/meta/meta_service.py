@@ -1,4 +1,4 @@
-"""The metaserver's gRPC service: requests in, answers or typed errors out. `cluster_catalog` decides; `broker_calls` asks brokers.
+"""The metaserver's gRPC service: requests in, answers or typed errors out. `cluster_catalog` decides; `broker_calls` calls brokers.
 
 Queries about messages go to the masters of all groups that may have some of the subject. If the answer would be wrong without a group, the
 call fails with the name of the missing group. A found message is returned even if other groups are silent. Descriptions for people leave
@@ -133,10 +133,10 @@ class MetaService(meta_pb2_grpc.MetaServicer):
             silent=silent,
         )
 
-    # --- what brokers know ---------------------------------------------------------------------------------------------
+    # --- asking brokers ------------------------------------------------------------------------------------------------
 
     async def _hosts(self, subject: str) -> tuple[str, ...]:
-        """The groups to ask: all if no subject is named."""
+        """The groups to call: all groups if no subject is named."""
         if not subject:
             return tuple(self._cluster.group_names())
         return self._cluster.hosts(await self._cluster.subject(subject))

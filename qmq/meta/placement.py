@@ -3,7 +3,7 @@
     read-write groups only; those with a master first, then those with the fewest subjects, then by name;
     shards of one broker, which share its machines (docs/SHARDS.md), only when there are no other groups of that kind left
 
-A group that is between two masters for a second is chosen when there are not enough others. The choice stays, even when groups are added
+A group without a master, perhaps during an election, is chosen when there are not enough others. The choice stays when groups are added
 later (`qmq subject place` changes it).
 
 Example: g1 has 3 subjects, g2 has 1, g3 has 1 and is drained, g4 is new. Two groups for a new subject: g4, g2.
@@ -25,7 +25,7 @@ GROUPS_PER_SUBJECT: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A broker group that could be chosen."""
+    """A broker group that can be chosen."""
 
     name: str
     is_writable: bool
@@ -34,7 +34,9 @@ class Candidate:
 
 
 def choose(candidates: Iterable[Candidate], count: int = GROUPS_PER_SUBJECT) -> tuple[str, ...]:
-    """The groups of a new subject: `count`, or as many as there are. Raises NotConnected if there are none, ReadOnly if all are drained."""
+    """Choose `count` groups for a new subject, or fewer if there are not enough. Raises NotConnected without groups, ReadOnly if all are
+    drained.
+    """
     known = list(candidates)
     writable = [each for each in known if each.is_writable]
     if not known:
@@ -52,8 +54,8 @@ def choose(candidates: Iterable[Candidate], count: int = GROUPS_PER_SUBJECT) -> 
 
 
 def move(config: SubjectConfig, groups: tuple[str, ...], known: Iterable[str]) -> SubjectConfig:
-    """The subject on other groups. Former groups are remembered, because they may still hold messages, and the metaserver cannot know when
-    they no longer do. Raises InvalidArgument for no group, a group named twice, or one that is not `known`.
+    """Move the subject to other groups. The record keeps the former groups, because they may still hold messages, and the metaserver cannot
+    know when they have none. Raises InvalidArgument for no group, a group named twice, or one that is not `known`.
     """
     names = set(known)
     strangers = [group for group in groups if group not in names]

@@ -4,8 +4,8 @@ Each watcher has a set of subjects and a set of broker groups whose changes were
 reads is sent once, so a slow client costs no more memory than the names. At `NAMES_MAX` names its stream ends with Overloaded: the client
 locates everything again, and comes back.
 
-The first answer is empty and comes at once: every later change is sent. After ten seconds without a change an empty answer follows, so that
-a client notices a dead metaserver, and a metaserver a dead client.
+The first answer is empty and comes immediately: every later change is sent. After ten seconds without a change an empty answer follows, so
+that a client notices a dead metaserver, and a metaserver a dead client.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ QUIET_S: Final = 10.0
 
 
 class _Watcher:
-    """The changes that one client was not sent yet."""
+    """The changes that were not sent to one client yet."""
 
     def __init__(self) -> None:
         self.subjects: set[str] = set()
@@ -67,7 +67,7 @@ class Watchers:
                 watcher.push(change)
 
     async def watch(self, quiet_s: float = QUIET_S) -> AsyncGenerator[pb.WatchResponse, None]:
-        """Changes, until the metaserver stops. Raises Overloaded."""
+        """Iterate over the changes, until the metaserver stops. Raises Overloaded."""
         if len(self._watchers) >= WATCHERS_MAX:
             raise Overloaded(f"{WATCHERS_MAX} clients watch this metaserver already: try another one")
         watcher = _Watcher()
@@ -80,7 +80,7 @@ class Watchers:
             self._watchers.discard(watcher)
 
     def close(self) -> None:
-        """Send no more changes; every watch ends, so that clients switch to another metaserver immediately."""
+        """End every watch, so that clients switch to another metaserver immediately."""
         self._leave()
         self._is_closed = True
         for watcher in self._watchers:

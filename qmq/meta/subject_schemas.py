@@ -1,7 +1,7 @@
-"""Subjects' schemas at a metaserver: declared, listed and deleted (docs/SCHEMAS.md).
+"""Declares, lists and deletes subjects' schemas at a metaserver (docs/SCHEMAS.md).
 
-They are read from the store for each request, since they are needed rarely. A new version is one transaction: it requires that the version
-it was compared with is still the newest one. Of two that are declared at the same time, the second is compared with the first.
+Each request reads the schemas from the store, since requests are rare. A new version is one transaction, which requires that the version
+used for the comparison is still the newest one. If two versions are declared at the same time, the second is compared with the first.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SchemaService:
             if request.dry_run:
                 return _message(wanted)
             compares = [absent(schema_key(request.subject, wanted.version)), *([] if item is None else [unchanged(item)])]
-            with suppress(CoordinationUnknown):  # if it was done, it is the newest one now
+            with suppress(CoordinationUnknown):  # if the put was done, this version is the newest one now
                 put = Put(schema_key(request.subject, wanted.version), wanted.encode())
                 if (await self._store.txn(compares, [put])).succeeded:
                     return _message(wanted)

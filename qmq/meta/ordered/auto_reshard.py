@@ -1,7 +1,7 @@
-"""Changes routes by load: the leader checks every five seconds, and does what qmq_ordering.resharding decides.
+"""Changes routes by load: the leader checks every five seconds, and makes the changes that qmq_ordering.resharding decides.
 
-Its memory between two checks is local: a new leader begins with the time of the last change, so the cool-down holds, and counts again for
-how long neighbours have been cold. The last change and its reason are in the store, for `qmq route explain`.
+The leader's state between two checks is local. A new leader begins with the time of the last change, so the cool-down holds, and measures
+again for how long neighbours have been cold. The last change and its reason are in the store, for `qmq route explain`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Resharding:
         item = state.items.get(policy_key(state.subject))
         return ReshardPolicy() if item is None else ReshardPolicy.decode(item.value)
 
-    # --- looking -------------------------------------------------------------------------------------------------------
+    # --- checking ------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         while True:
@@ -99,7 +99,7 @@ class Resharding:
             log.exception("checking subject %s for resharding failed", config.name)
 
     async def look(self, config: SubjectConfig, state: OrderedState) -> ReshardDecision | None:
-        """Decide once, and do it. None if a change is under way. Raises CoordinationError, RouteConflict."""
+        """Decide once, and make the change. None if a change is under way. Raises CoordinationError, RouteConflict."""
         route = state.route
         if route is None or state.pending is not None:
             return None
@@ -175,7 +175,7 @@ class Resharding:
     # --- for people ----------------------------------------------------------------------------------------------------
 
     async def explain(self, config: SubjectConfig, state: OrderedState) -> pb.ExplainReshardResponse:
-        """The decision that would be made now, and the last change."""
+        """The decision that the policy would make now, and the last change."""
         route = state.route
         assert route is not None
         decision, _ = await self._decide(config, state, route)

@@ -1,4 +1,4 @@
-"""Makes a route change from a request of an operator or a policy: where to cut, and on which broker groups the parts will be."""
+"""Makes a route change from a request of an operator or a policy: chooses the cuts, and the broker groups of the parts."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Make: TypeAlias = Callable[[Route], Change]
 
 
 class Plans:
-    """Makes plans; changes nothing."""
+    """Makes plans, and changes nothing."""
 
     def __init__(self, view: ClusterView, masters: PartitionMasters) -> None:
         self._view = view
         self._masters = masters
 
     async def plan(self, request: pb.ChangeRouteRequest, config: SubjectConfig, route: Route, change_id: str) -> Make:
-        """A function that makes the change from a route; `route` is the latest known one, for measuring loads.
+        """Return a function that makes the change from a route. `route` is the latest known one, for measuring loads.
 
         Raises InvalidArgument, UnknownPartition; NotConnected if the load is needed and a master does not answer.
         """
@@ -47,7 +47,7 @@ class Plans:
         return lambda found: split(found, request.split.partition, at, change_id=change_id, groups=places, reason=request.reason)
 
     async def _cut(self, subject: str, route: Route, operation: pb.SplitOperation) -> tuple[int, ...]:
-        """Cut by the load that the partition's master has counted."""
+        """Choose cuts by the load that the partition's master has counted."""
         part = require_partition(route, operation.partition)
         request = control.DescribeLanesRequest(subject=subject, partitions=[part.number], with_load=True)
         answer = await self._masters.describe_lanes(part.group, request)

@@ -8,7 +8,7 @@ Any metaserver may continue a change, at the same time as others, and may crash 
 * each later step is one transaction that compares the change with what was read, and replaces it. So each step happens once; and a try
   whose answer was lost (CoordinationUnknown) may be repeated: if it was done, the comparison fails, and the record shows it. A request that
   is executed late fails for the same reason;
-* a broker that is asked again to seal gives the same answer, so a repeated request is harmless.
+* a broker answers a repeated request to seal with the same answer, so a repeated request is harmless.
 
 `arrow` is called before and after every step, with its name: tests kill metaservers there.
 """
@@ -44,7 +44,7 @@ RETRY_S: Final = 0.1
 
 
 class RouteChanges:
-    """Prepares changes, and continues them. Has no state; see the module."""
+    """Prepares changes, and continues them. The class has no state."""
 
     def __init__(
         self,
@@ -62,19 +62,19 @@ class RouteChanges:
         self._now_ms = now_ms
         self._arrow = arrow
         self.new_id = new_id
-        """Gives each change a unique id."""
+        """Returns a unique id for each change."""
 
     # --- prepare -------------------------------------------------------------------------------------------------------
 
     async def prepare(self, subject: str, make: Callable[[Route], Change], *, from_version: int = 0) -> Change:
-        """Write the change that `make` makes from the latest route. From here on it will be done, by any metaserver.
+        """Write the change that `make` makes from the latest route. After that, any metaserver will complete the change.
 
         Raises:
             RouteConflict: a change is under way, or `from_version` (0: any) is not the latest.
             UnknownSubject, OrderMismatch: there is no such ordered subject.
-            NotConnected and the like: with fencing=majority, a source's master does not answer; nothing was changed.
-            CoordinationUnknown: it may be prepared; if it is, a metaserver continues it.
-            InvalidArgument and the like: from `make`.
+            NotConnected and similar errors: with fencing=majority, a source's master does not answer; nothing was changed.
+            CoordinationUnknown: the change may be prepared; a metaserver then continues it.
+            InvalidArgument and similar errors: from `make`.
         """
         config = await self._subject(subject)
         latest = await self._latest(subject)
@@ -90,7 +90,8 @@ class RouteChanges:
         change = make(route)
         change = replace(change, times_ms={**change.times_ms, Phase.PREPARED.value: self._now_ms()})
         if config.fencing is not Fencing.LEASE:
-            # It could not be fenced: a merge would close one source, and its producers would wait until the other one's group is back.
+            # This group could not be fenced: a merge would close one source, whose producers would wait until the other source's group is
+            # back.
             for number in change.sources:
                 part = _source(route, number)
                 await self._sealing.sealer.probe(part.group, subject, number)
@@ -100,8 +101,8 @@ class RouteChanges:
         return change
 
     async def _put_prepared(self, subject: str, latest: KeyValue, change: Change) -> None:
-        """The change's id is unique for this attempt, so reading it back shows whose it is. Repeating is harmless, because `absent` holds
-        once.
+        """Put the prepared change. Its id is unique for this attempt, so reading back shows which attempt won. Repeating is harmless,
+        because `absent` holds once.
         """
         key = change_key(subject, change.to_version)
         lost: CoordinationUnknown | None = None
@@ -110,7 +111,7 @@ class RouteChanges:
                 if (await self._store.txn([unchanged(latest), absent(key)], [Put(key, change.encode())])).succeeded:
                     return
                 found = await self._store.get(key)
-                if found is None:  # `latest` is another one: then this change's key exists, or will never exist
+                if found is None:  # `latest` has changed: this change's key exists, or will never exist
                     raise RouteConflict(
                         f"the route of subject {subject!r} changed in the meantime: read the route again, then plan the change again"
                     )
@@ -129,16 +130,16 @@ class RouteChanges:
                 ) from failure
 
     def know_gone(self, broker_group: str) -> None:
-        """The broker group has had no master for long enough: fence it without another wait."""
+        """Note that the broker group has had no master for long enough, so that it is fenced without another wait."""
         self._sealing.know_gone(broker_group)
 
     # --- carry on ------------------------------------------------------------------------------------------------------
 
     async def carry_on(self, subject: str, version: int) -> Change:
-        """Continue the change that leads to `version` until it is published, however long that takes, and return it.
+        """Continue the change that leads to `version` until it is published, without a time limit, and return it.
 
-        It keeps trying while the coordination store, or (fencing=majority) a source's broker group, cannot be reached. Raises RouteConflict
-        if there is no such change.
+        Retries while the coordination store, or (fencing=majority) a source's broker group, cannot be reached. Raises RouteConflict if
+        there is no such change.
         """
         while True:
             try:
@@ -151,7 +152,7 @@ class RouteChanges:
                 return change
 
     async def _step(self, subject: str, version: int) -> Change:
-        """Do the next step; returns the change as it was before."""
+        """Make the next step. Returns the change as it was before."""
         item, change = await self._change(subject, version)
         if change.phase is Phase.PREPARED:
             await self._seal(subject, item, change)
@@ -177,7 +178,7 @@ class RouteChanges:
     async def _publish(self, subject: str, item: KeyValue, change: Change) -> None:
         latest = await self._latest(subject)
         if int(latest.value) != change.to_version - 1:
-            return  # another metaserver published it since the change was read
+            return  # another metaserver published the change after it was read
         route = next_route(await self._route(subject, change.to_version - 1), change)
         after = step(change, PhaseEvent.PUBLISHED, now_ms=self._now_ms())
         key = route_key(subject, route.version)
@@ -194,7 +195,7 @@ class RouteChanges:
     # --- steps that no caller waits for -----------------------------------------------------------------------------------------
 
     async def finish(self, subject: str, version: int) -> bool:
-        """Mark a published change done if every group has reached its version. Returns whether it is done. Raises CoordinationError."""
+        """Mark a published change done if every group has reached its version. Returns True if it is done. Raises CoordinationError."""
         item, change = await self._change(subject, version)
         if change.phase is not Phase.PUBLISHED:
             return change.phase is Phase.DONE
@@ -208,7 +209,7 @@ class RouteChanges:
         return done.succeeded
 
     async def learn_sealed(self, subject: str, version: int) -> bool:
-        """Ask fenced broker groups again, and record where they sealed. Returns whether all is known. Raises CoordinationError."""
+        """Ask fenced broker groups again, and record where they sealed. Returns True if all seals are known. Raises CoordinationError."""
         item, change = await self._change(subject, version)
         after = change
         for number in [number for number, sequence in change.sealed.items() if sequence == FENCED]:

@@ -1,4 +1,4 @@
-"""When rounds run and route changes continue."""
+"""Decides when rounds run and route changes continue."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ DEBOUNCE_S: Final = 0.01
 LOST_S: Final = 0.03
 """Longest pause after a lost swap."""
 SILENT_S: Final = 0.5
-"""About how long to wait before a silent broker group is asked again."""
+"""The approximate pause before a silent broker group is called again."""
 STILL_MS: Final = 1_000
-"""A change that stays in one phase for so long is continued by the leader: the metaserver that began it may have stopped."""
+"""After this time in one phase, the leader continues a change: the metaserver that began it may have stopped."""
 MOVED_MS: Final = 10_000
-"""A group that is being moved is left alone for so long, which is longer than all calls of a move."""
+"""Other metaservers wait this long before they continue a group's move. It is longer than all calls of a move."""
 
 Pair = tuple[str, str]
 
@@ -196,7 +196,7 @@ class Controller:
             await self.make_ready(pair)
 
     async def make_ready(self, pair: Pair) -> GroupRecord:
-        """Continue with a group that is not ready, and check it again. Raises what `make_ready` of the placement raises."""
+        """Continue with a group that is not ready, and check it again. Raises the errors of `group_placement.make_ready`."""
         record = await self.placing.make_ready(*pair)
         await self.read_back(group_record_key(*pair))
         self.poke(pair)
@@ -205,7 +205,7 @@ class Controller:
     # --- waiting -------------------------------------------------------------------------------------------------------
 
     async def wait(self, pair: Pair, is_news: asyncio.Event, within_s: float) -> None:
-        """Wait until something about the group changed, or the time is over."""
+        """Wait until the group has changed, or the time has ended."""
         events = self._waiters.setdefault(pair, {})
         events[is_news] = None
         try:
@@ -291,14 +291,14 @@ class Controller:
             self._learning = self.spawn(self._learn_sealed(state))
 
     async def _learn_sealed(self, state: OrderedState) -> None:
-        """In a separate task, because an unreachable group costs a deadline each time."""
+        """Ask fenced groups for their seals. This is a separate task, because an unreachable group costs a deadline each time."""
         fenced = set(state.fenced)
         for version in [version for version, change in state.changes.items() if fenced & set(change.sources)]:
             with suppress(QmqError):
                 await self.changes.learn_sealed(state.subject, version)
 
     def _stands_still(self, what: object, for_ms: int) -> bool:
-        """Whether this was seen so long ago. By our own clock, because the times in a record are from other clocks."""
+        """True if this state was first seen long enough ago, by our own clock: the times in a record are from other clocks."""
         now = self._clock.monotonic_ms()
         return now - self._still.setdefault(what, now) >= for_ms
 

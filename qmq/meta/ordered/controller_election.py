@@ -48,7 +48,7 @@ class ControllerElection:
             await asyncio.sleep(self._lease_s / 3 * random.uniform(0.8, 1.0))  # noqa: S311 - jitter
 
     async def look(self) -> bool:
-        """Keep the key, or take it if there is none. Returns whether this metaserver is the leader. Raises CoordinationError."""
+        """Keep the key, or take it if there is none. Returns True if this metaserver is the leader. Raises CoordinationError."""
         found = await self._store.get(LEADER)
         if found is not None and found.lease != self._lease:
             return False

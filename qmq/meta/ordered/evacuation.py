@@ -3,7 +3,7 @@
 A group counts as lost when it has had no master for `PATIENCE_MS`, by this metaserver's clock and its view of the store. That is longer
 than an election, and the lease of the lost master has ended before its key was deleted. Then each of its partitions, of subjects that are
 fenced by lease, is moved to the subject's living group with the fewest partitions, one change after another, as by `qmq route move`.
-Partitions that the group cannot close any more are fenced at once. Consumers of those ranges wait for the group; writers continue.
+Partitions that the group cannot close any more are fenced immediately. Consumers of those ranges wait for the group; writers continue.
 
 Only the leader does this. Two leaders for a moment are harmless, because a change is prepared once. Moved partitions do not move back when
 the group returns.
@@ -31,7 +31,7 @@ log = logging.getLogger("qmq.meta")
 
 LOOK_S: Final = 0.1
 PATIENCE_MS: Final = 500
-"""Longer than an election, and longer than the lease of a lost master."""
+"""The time without a master after which a group counts as lost. It is longer than an election and than the lease of a lost master."""
 FRESH_MS: Final = 4_000
 """After this time without news from the store, the view is too old to tell which broker groups are lost."""
 
@@ -72,7 +72,7 @@ class Evacuation:
         self._gone_since = {name: self._gone_since.get(name, now_ms) for name in missing}
         return {name for name, since in self._gone_since.items() if now_ms - since >= PATIENCE_MS}
 
-    # --- what to move where ----------------------------------------------------------------------------------------------
+    # --- choosing --------------------------------------------------------------------------------------------------------
 
     def _next(self, config: SubjectConfig, state: OrderedState, gone: set[str]) -> tuple[PhysicalPartition, str] | None:
         """A partition on a lost group, and its new group; None if there is none, or no group to move it to."""

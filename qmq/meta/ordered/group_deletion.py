@@ -1,10 +1,10 @@
-"""Deleting a consumer group of an ordered subject. See docs/DELETION.md.
+"""Deletes a consumer group of an ordered subject (docs/DELETION.md).
 
     hold      swap the record: not ready, start `delete` ──▶ no consumer attaches, and no round moves it
     forget    the masters of all broker groups that any version names forget its lanes and parked keys, under the record's revision
-    delete    one transaction, if the record is still that one: it goes, with the assignment, members, settings and pauses
+    delete    one transaction, if the record is unchanged: deletes it, with the assignment, members, settings and pauses
 
-The record says what is being done, so any metaserver may continue at once: forgetting twice is harmless, and a late request names a
+The record names the step under way, so any metaserver may continue immediately: forgetting twice is harmless, and a late request names a
 revision that no longer exists.
 """
 
@@ -28,10 +28,10 @@ _REST: Final = "no consumer can attach to it, and the rest is done when these br
 
 
 class GroupForgetter(Protocol):
-    """The masters of broker groups, as far as a deletion needs them."""
+    """The calls of a deletion to the masters of broker groups."""
 
     async def forget_group(self, broker_group: str, request: control.DeleteGroupRequest) -> int:
-        """Delete the group's state at one master. Returns the number of partitions that had any. Raises NotConnected, NotMaster,
+        """Delete the group's state at one master. Returns the number of partitions that had state. Raises NotConnected, NotMaster,
         DeadlineExceeded, RouteConflict.
         """
         ...

@@ -25,7 +25,7 @@ from qmq.errors import CoordinationError, CoordinationUnknown, LeaseNotFound, Ov
 
 LEASE_MS_MIN: Final = 2_000
 LEASE_MS_MAX: Final = 300_000
-"""The longest lease, as at brokers: a consumer that vanished keeps its lanes for this time."""
+"""The longest lease, as at brokers: a lost consumer keeps its lanes for this time."""
 
 
 class GroupMember(NamedTuple):
@@ -48,7 +48,7 @@ class _Held:
     incarnation: str
     lease: LeaseId
     until_ms: int
-    """Without a request until then, the consumer counts as lost. By this process's clock."""
+    """The time, by this process's clock, at which the consumer counts as lost if it makes no request."""
 
 
 class Members:
@@ -85,7 +85,7 @@ class Members:
                 del self._counts[pair]
 
     async def keep(self, name: GroupMember, incarnation: str, lease_ms: int, *, generation: int) -> bool:
-        """A consumer polled: renew its lease for `lease_ms`. Returns whether its key was put just now. Raises StaleDelivery,
+        """Renew the lease of a consumer that polled for `lease_ms`. Returns True if its key was put just now. Raises StaleDelivery,
         CoordinationError.
         """
         lease_ms = min(max(lease_ms, LEASE_MS_MIN), LEASE_MS_MAX)
@@ -106,8 +106,8 @@ class Members:
             raise superseded(name)
 
     async def _keep_alive(self, name: GroupMember, incarnation: str, lease_ms: int, item: KeyValue | None) -> bool:
-        """Whether the key is ours, and its lease was renewed. A key under another lease is another metaserver's, or was put by a request
-        whose answer came late.
+        """Renew the lease. Returns True if the key is ours. A key under another lease belongs to another metaserver, or was put by a
+        request whose answer came late.
         """
         held = self._held.get(name)
         if item is None or held is None or held.incarnation != incarnation or item.lease != held.lease:
@@ -147,8 +147,8 @@ class Members:
             while (item := await self._store.get(name.key)) is not None:
                 if MemberRecord.decode(item.value).incarnation != incarnation:
                     break
-                # By its revision, because a newer incarnation may put its own key meanwhile. Repeating is harmless: the call deletes the
-                # key that was read, or none.
+                # Compare the revision, because a newer incarnation may put its own key meanwhile. Repeating is harmless: the call deletes
+                # the key that was read, or none.
                 with suppress(CoordinationUnknown):
                     await self._store.txn([unchanged(item)], [Delete(name.key)])
             held = self._held.get(name)

@@ -64,8 +64,8 @@ class Placing:
         return (await self._records.record(subject, group))[1]
 
     async def make_ready(self, subject: str, group: str) -> GroupRecord:
-        """Tell the brokers where a group begins that is not ready, then mark it ready. Raises UnknownGroup, LaneNotOpen (the group is being
-        deleted), CoordinationError, and what brokers raise: then the group is not ready yet.
+        """Tell the brokers where a new or moved group begins, then mark the group ready. Raises UnknownGroup, LaneNotOpen (the group is
+        being deleted), CoordinationError, and the brokers' errors. After an error the group is not ready yet.
         """
         item, record = await self._records.record(subject, group)
         if record.is_ready:
@@ -88,8 +88,8 @@ class Placing:
     # --- moving --------------------------------------------------------------------------------------------------------
 
     async def reset(self, subject: str, group: str, start: Start, version: int) -> GroupRecord:
-        """Move a group: from now on it reads `version`, from the place that `start` says. Raises UnknownGroup, CoordinationError; and what
-        brokers raise: then the group waits until they answer, and is moved then.
+        """Move a group: from now on it reads `version`, from the place that `start` says. Raises UnknownGroup, CoordinationError, and the
+        brokers' errors. After a broker's error the group waits until the broker answers, and moves then.
         """
         route = (await self._records.routes(subject, version, version))[version]
         frontier = first_frontier(route.logical_partitions, version)
@@ -108,7 +108,7 @@ class Placing:
 
         def back(record: GroupRecord) -> GroupRecord:
             if record.start == UNPARK + attempt:
-                return record  # the record has this already: an answer was lost
+                return record  # the record has this attempt already: an answer was lost
             if not record.is_ready:
                 raise LaneNotOpen(f"group {group!r} of subject {subject!r} is being started or moved: try again soon")
             version = next(piece.version for piece in record.frontier.pieces if piece.range.first <= lp < piece.range.end)

@@ -18,8 +18,8 @@ def unknown_route(_subject: str, _version: int) -> Route | None:
 
 
 class Records:
-    """Every read goes to the store, not to a view, because a swap must compare with what was read. `known` gives routes that are known
-    already: a route never changes, so it need not be read again.
+    """Reads and swaps records. Every read goes to the store, not to a view, because a swap must compare with the value read. `known`
+    returns routes that are known already: a route never changes, so it need not be read again.
     """
 
     def __init__(self, store: CoordinationStore, known: Callable[[str, int], Route | None] = unknown_route) -> None:
@@ -46,7 +46,7 @@ class Records:
         try:
             done = await self.store.txn([unchanged(item)], [Put(item.key, value)])
         except CoordinationUnknown:
-            # Not read back here: an equal value may have been written after a reset that the caller does not know of.
+            # Do not read back here: an equal value may have been written after a reset that the caller does not know of.
             return None
         return replace(item, value=value, mod_revision=done.revision) if done.succeeded else None
 

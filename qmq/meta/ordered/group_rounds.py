@@ -43,8 +43,8 @@ log = logging.getLogger("qmq.meta")
 
 
 class LaneAssignee(Protocol):
-    """The masters of broker groups, as a round needs them. Every call has its own deadline, and a broker answers when its answer is
-    committed.
+    """The calls of a round to the masters of broker groups. Each call has a separate deadline. A broker answers when the data of its answer
+    is committed.
     """
 
     async def describe_lanes(self, broker_group: str, request: control.DescribeLanesRequest) -> control.DescribeLanesResponse:
@@ -61,7 +61,7 @@ class LaneAssignee(Protocol):
 
 
 class Gather(Protocol):
-    """Awaits several calls: production at the same time, the simulator one by one."""
+    """Awaits several calls: in production at the same time, in the simulator one by one."""
 
     async def __call__(self, asked: Iterable[Awaitable[_T]]) -> list[_T]:
         """The results, in order."""
@@ -79,13 +79,13 @@ class RoundOutcome:
     version: int = 0
     """The group's version; 0 if there is no such group."""
     steps: int = 0
-    """How often the frontier moved."""
+    """The number of the frontier's moves."""
     is_assigned: bool = False
-    """Whether the lanes were assigned again."""
+    """True if the lanes were assigned again."""
     is_lost: bool = False
     """Another metaserver changed the same key, or an answer of the store was lost: run a round again, after a random pause."""
     is_ready: bool = True
-    """Whether the group may be read; see `GroupRecord`."""
+    """True if the group may be read; see `GroupRecord`."""
     silent: frozenset[str] = frozenset()
     """Broker groups that did not answer."""
 
@@ -193,7 +193,7 @@ class GroupRounds:
                 looked.progress.add(answer)
 
     async def _describe(self, looked: _Round, name: str, numbers: list[int]) -> control.DescribeLanesResponse | None:
-        """A broker's progress; None if the broker does not answer, so that no range there counts as finished."""
+        """Ask a broker for its progress. None if the broker does not answer, so that no range there counts as finished."""
         request = control.DescribeLanesRequest(subject=looked.subject, partitions=numbers, group=looked.group, with_parked=True)
         try:
             return with_unwritten(await self._lanes.describe_lanes(name, request), request, name)
@@ -203,7 +203,7 @@ class GroupRounds:
     # --- the assignment ------------------------------------------------------------------------------------------------
 
     async def _assign(self, looked: _Round, item: KeyValue | None) -> tuple[bool, bool]:
-        """Assign the lanes. Returns whether the assignment changed, and whether the swap was lost."""
+        """Assign the lanes. Returns two booleans: the assignment changed, and the swap was lost."""
         prefix = member_key(looked.subject, looked.group, "")
         members = [MemberRecord.decode(each.value).consumer for each in (await self._store.list(prefix)).items]
         previous = Assignment() if item is None else Assignment.decode(item.value)
@@ -244,8 +244,8 @@ class _Round:
         self.progress = GroupLaneProgress()
         self.silent: set[str] = set()
         self.waiting: set[int] = set()
-        """Partitions that the group does not leave in this round, because a successor's broker group did not answer: it has to know which
-        keys are parked.
+        """The partitions that the group does not leave in this round, because a successor's broker group did not answer. That broker group
+        must first know the parked keys.
         """
         self.steps = 0
 

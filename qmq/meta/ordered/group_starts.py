@@ -29,8 +29,8 @@ DELETE: Final = "delete"
 _RESET: Final = "reset:"
 
 CLOCKS_APART_MS: Final = 5_000
-"""How far a metaserver's clock, which dates routes, may be from the brokers' clocks, which date messages. A version that was published less
-than this before a time is not used for that time, but the version before: then a few messages are read twice.
+"""The largest difference between a metaserver's clock, which dates routes, and the brokers' clocks, which date messages. For a time less
+than this after a version was published, the version before is used: a few messages are then read twice.
 """
 
 
@@ -66,22 +66,22 @@ class Start(NamedTuple):
 
     @property
     def is_latest(self) -> bool:
-        """Whether the start is the end of the latest version."""
+        """True if the start is the end of the latest version."""
         return self._where == LATEST
 
     @property
     def needs_placing(self) -> bool:
-        """Whether brokers must know the start before the group is ready."""
+        """True if brokers must know the start before the group is ready."""
         return self.text not in (EARLIEST, DELETE)
 
     @property
     def moves(self) -> bool:
-        """Whether the group may have begun before, so that it is moved."""
+        """True if the group may have begun before, so that it is moved."""
         return self.text.startswith(_RESET)
 
     @property
     def is_delicate(self) -> bool:
-        """Whether only the metaserver that began the move should continue it, unless it is gone."""
+        """True if only the metaserver that began the move should continue it, unless that metaserver has stopped."""
         return self.moves or self.text.startswith(UNPARK)
 
     def version(self, latest: int, changes: Mapping[int, Change]) -> int:

@@ -36,7 +36,7 @@ class GroupLaneProgress:
         self._parts: dict[int, control.PartitionStatus] = {}
 
     def add(self, answer: control.DescribeLanesResponse) -> None:
-        """Take an answer in."""
+        """Add an answer."""
         self._parts.update({each.partition: each for each in answer.partitions})
 
     def forget(self, number: int) -> None:
@@ -44,11 +44,11 @@ class GroupLaneProgress:
         self._parts.pop(number, None)
 
     def knows(self, number: int) -> bool:
-        """Whether the partition's broker group answered."""
+        """True if the partition's broker group answered."""
         return number in self._parts
 
     def is_finished(self, number: int, lps: LpRange) -> bool:
-        """Whether the broker says that the whole range is finished."""
+        """True if the broker reports that the whole range is finished."""
         at = lps.first
         for each in self._ranges(number, is_finished=True):
             if each.first <= at < each.end:
@@ -95,7 +95,7 @@ class GroupLaneProgress:
         return found
 
     def backlog(self, number: int, lps: LpRange) -> float:
-        """Messages of the range that are not done, assumed to be spread evenly over the partition; 0 if this is not known."""
+        """The number of messages of the range that are not done, if they are spread evenly over the partition; 0 if unknown."""
         part = self._parts.get(number)
         if part is None:
             return 0.0

@@ -1,4 +1,4 @@
-"""The metaserver's service for ordered subjects: requests in, answers or typed errors out (qmq/meta/meta_service.py speaks gRPC)."""
+"""The metaserver's service for ordered subjects, without gRPC (which is in qmq/meta/meta_service.py)."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 
 CHANGE_WAIT_S: Final = 20.0
-"""How long ChangeRoute waits for the next route: longer than a master's lease and an election. After that the change continues in the
-background.
+"""The time that ChangeRoute waits for the next route. It is longer than a master's lease and an election. After it, the change continues in
+the background.
 """
 
 
@@ -103,7 +103,7 @@ class OrderedService:
         return pb.ChangeRouteResponse(change=change_of(published), route=route_of(there))
 
     async def _published(self, subject: str, change: Change) -> Change:
-        """Wait for the next route, for as long as the caller waits."""
+        """Wait for the next route until the caller's deadline."""
         task = self._controller.carry_on(subject, change.to_version)
         await asyncio.wait([task], timeout=self._change_wait_s)
         if task.done() and not task.cancelled():
@@ -130,8 +130,8 @@ class OrderedService:
     # --- consumers -----------------------------------------------------------------------------------------------------
 
     async def sync_member(self, request: pb.SyncMemberRequest) -> pb.SyncMemberResponse:
-        """Renew a consumer's lease, and answer its assignment as soon as it is new. Raises StaleDelivery if a newer incarnation uses its
-        name; Overloaded if the group has the largest number of consumers.
+        """Renew a consumer's lease, and answer with its assignment as soon as that is new. Raises StaleDelivery if a newer incarnation uses
+        its name; Overloaded if the group has the largest number of consumers.
         """
         config, _ = await self._subject(request.subject)
         name = GroupMember(config.name, check_name("group", request.group), check_name("consumer", request.consumer))
@@ -172,8 +172,8 @@ class OrderedService:
             await self._controller.read_back(group_record_key(*pair))
 
     async def _require_same_group(self, pair: tuple[str, str], request: pb.SyncMemberRequest) -> None:
-        """A consumer that knows an assignment that the store does not have belonged to a deleted group; another group of the name may have
-        begun. Raises StaleDelivery, CoordinationError.
+        """Raise StaleDelivery if the consumer knows an assignment that the store does not have: its group was deleted, and another group of
+        the same name may have begun. Raises CoordinationError.
         """
         store = self._controller.records.store
         found = await store.get(assignment_key(*pair))
@@ -236,7 +236,7 @@ class OrderedService:
     # --- parked keys ---------------------------------------------------------------------------------------------------
 
     async def describe_parked(self, request: control.DescribeParkedRequest) -> control.DescribeParkedResponse:
-        """The parked keys of all broker groups, with the silent groups. Raises NotConnected if none answers."""
+        """The parked keys of all broker groups, and the groups that did not answer. Raises NotConnected if none answers."""
         _, state = await self._subject(request.subject)
         absent: tuple[type[QmqError], ...] = (UnknownSubject, UnknownGroup, UnknownPartition)
         answers = await self._brokers.ask_masters(state.broker_groups, "DescribeParked", request, absent=absent)
@@ -265,8 +265,8 @@ class OrderedService:
         held = control.UnparkRequest()
         held.CopyFrom(request)
         held.record_revision = await self._controller.placing.set_back(*pair, part, lp, self._controller.changes.new_id())
-        # If the broker's outcome is unknown, the broker may still do it late: the group stays stopped, and the leader ends that after a
-        # while.
+        # If the broker's outcome is unknown, the broker may unpark later: the group stays stopped, and the leader starts it again after
+        # a while.
         try:
             answer = await self._unpark(part, held)
         except CallerError:
@@ -277,8 +277,8 @@ class OrderedService:
         return answer
 
     async def _require_oldest(self, request: control.UnparkRequest, state: OrderedState) -> None:
-        """Messages of a key are parked, and given back, in the order of their partitions' numbers. Raises InvalidArgument if older ones are
-        parked; NotConnected if that cannot be known.
+        """Raise InvalidArgument if older messages of the key are parked: messages are parked and put back in the order of their partitions'
+        numbers. Raises NotConnected if that cannot be known.
         """
         asked = control.DescribeParkedRequest(subject=request.subject, group=request.group, key=request.key)
         absent: tuple[type[QmqError], ...] = (UnknownSubject, UnknownGroup, UnknownPartition)

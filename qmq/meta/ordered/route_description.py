@@ -20,7 +20,7 @@ from qmq.proto.v1 import meta_pb2 as pb
 
 
 class Descriptions:
-    """Describes routes; changes nothing."""
+    """Describes routes, and changes nothing."""
 
     def __init__(self, view: ClusterView, masters: PartitionMasters) -> None:
         self._view = view

@@ -1,8 +1,8 @@
-"""Closing a source of a change: its master seals it, or the coordination store fences it (docs/ORDERING.md, "Fencing a group").
+"""Closes a source of a change: its master seals it, or the coordination store fences it (docs/ORDERING.md, "Fencing a group").
 
 A fence is put only while the group has no master key and the epoch's claim is as it was read. A master that wins, or sets its key again,
-lists the fences after that: so either it sees this fence, or the transaction fails, and that master is asked. A master whose key is gone
-has lost its write lease already, by its own clock; no clocks are compared here.
+lists the fences after that: so either it sees this fence, or the transaction fails, and that master is called. A master whose key was
+deleted has lost its write lease already, by its own clock. No clocks are compared here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 class Sealer(Protocol):
-    """The masters of broker groups, as sealing needs them. Every call has its own deadline."""
+    """The calls of sealing to the masters of broker groups. Each call has a separate deadline."""
 
     async def seal(self, broker_group: str, subject: str, partition: int, change_id: str, to_version: int) -> int:
         """Close a partition. Returns the sequence of its command message, the same at every call. Raises RouteConflict (closed by another
@@ -37,7 +37,7 @@ class Sealer(Protocol):
         ...
 
     async def probe(self, broker_group: str, subject: str, partition: int) -> None:
-        """Whether the group's master answers and commits. Raises NotConnected, NotMaster, DeadlineExceeded."""
+        """Check that the group's master answers and commits. Raises NotConnected, NotMaster, DeadlineExceeded."""
         ...
 
 
@@ -55,10 +55,10 @@ class Sealing:
         self._now_ms = now_ms
         self._arrow = arrow
         self._silent_since: dict[str, int] = {}
-        """Since when each broker group has not answered a seal: its second partition need not wait again."""
+        """The time since which each broker group has not answered a seal, so that its second partition need not wait again."""
 
     def know_gone(self, broker_group: str) -> None:
-        """The broker group was silent for long enough to be fenced."""
+        """Note that the broker group was silent for long enough to be fenced."""
         self._silent_since[broker_group] = self._now_ms() - int(FENCE_AFTER_S * 1000)
 
     async def silent_first(self, subject: str, sources: Sequence[PhysicalPartition]) -> list[PhysicalPartition]:
@@ -87,7 +87,7 @@ class Sealing:
                 raise
             except QmqError:
                 since_ms = self._silent_since.setdefault(part.group, self._now_ms())
-                # Ask again whether it was done. A broker that does not know the subject yet (CallerError) will learn of it.
+                # Call again, to learn the outcome. A broker that does not know the subject yet (CallerError) will learn of it.
                 if fencing is Fencing.LEASE and await self._is_fenced(subject, part, change, since_ms):
                     return FENCED
             await self._sleep(RETRY_S)
@@ -103,7 +103,7 @@ class Sealing:
             return False
         state = await read_group(self._store, part.group)
         if "master" in state.items:
-            return False  # its lease has not ended, or there is a new master: ask again
+            return False  # the master's lease has not ended, or there is a new master: call again
         epoch = state.items.get("epoch")
         epoch_as_read = absent(group_key(part.group, "epoch")) if epoch is None else unchanged(epoch)
         compares = [absent(group_key(part.group, "master")), epoch_as_read, absent(key)]
