@@ -9,7 +9,7 @@ from qmq.errors import CorruptBatch, InvalidArgument
 
 
 class Compression(IntEnum):
-    """How bodies are compressed. zstd and lz4 need `pip install qmq[compression]`."""
+    """The compression of bodies. zstd and lz4 need `pip install qmq[compression]`."""
 
     NONE = 0
     ZSTD = 1
@@ -30,7 +30,7 @@ def _library(kind: Compression) -> Any:
 
 
 def compress(kind: Compression, data: bytes) -> bytes:
-    """The compressed data. Raises InvalidArgument if the library is missing."""
+    """Compress the data. Raises InvalidArgument if the library is missing."""
     library = _library(kind)
     if kind is Compression.ZSTD:
         return bytes(library.ZstdCompressor(level=3).compress(data))
@@ -38,7 +38,7 @@ def compress(kind: Compression, data: bytes) -> bytes:
 
 
 def decompress(kind: Compression, data: bytes, size: int) -> bytes:
-    """Exactly `size` bytes. Raises CorruptBatch if the data decompresses to anything else."""
+    """Decompress the data to exactly `size` bytes. Raises CorruptBatch if the result has another size."""
     library = _library(kind)
     try:
         out = _zstd(library, data, size) if kind is Compression.ZSTD else library.decompress(data, uncompressed_size=size)

@@ -11,7 +11,7 @@ from typing import Final
 from qmq.batch_columns import Columns
 
 CREATED_SPAN_MS: Final = 1 << 32
-"""A batch keeps 32 bits of each create time, relative to its first."""
+"""The largest span of create times in a batch, which stores 32 bits of each, relative to the first."""
 
 
 def columns_of_copies(
@@ -22,7 +22,7 @@ def columns_of_copies(
     created_ms: Sequence[int],
     message_ids: list[bytes],
 ) -> tuple[Columns, int]:
-    """(columns, first create time in milliseconds since 1970) of a batch. Columns without any value are left out."""
+    """Build the columns of a batch, and its first create time in milliseconds since 1970. Columns without any value are left out."""
     first = min(created_ms)
     columns = Columns(
         bodies,

@@ -1,5 +1,5 @@
-"""Runs a program: with uvloop's event loop, if it is installed, which takes about two thirds of the time of asyncio's own, and with the
-process settings that suit a stream of messages (`process_tuning.py`).
+"""Runs a program with uvloop's event loop, if it is installed, and with process settings for streams of messages (`process_tuning.py`).
+uvloop needs about two thirds of the time of asyncio's event loop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _R = TypeVar("_R")
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's factory if uvloop is installed, else None (asyncio's own)."""
+    """uvloop's factory if uvloop is installed, otherwise None (asyncio's event loop)."""
     try:
         import uvloop
     except ImportError:

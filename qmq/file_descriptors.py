@@ -1,4 +1,4 @@
-"""File descriptors: how many a process may have, and how many of them connections may not use."""
+"""File descriptors: the limit of a process, and the descriptors that connections may not use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from qmq.errors import Overloaded, QmqError
 
 RESERVE: Final = 512
-"""Kept for logs, control ports and replicas; half of the limit if that is less."""
+"""The descriptors kept for logs, control ports and replicas; half of the limit if that is less."""
 
 SHORT_OF: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """The errno values of a process or system that is out of descriptors or memory. The condition is temporary."""
@@ -28,19 +28,19 @@ def refusal_of(cause: QmqError | OSError) -> QmqError:
 
 
 def connections_max(most: int, limit: int) -> int:
-    """How many connections a process with `limit` descriptors accepts; at most `most`. Pure."""
+    """The number of connections that a process with `limit` descriptors accepts; at most `most`. Pure."""
     return max(min(most, limit - min(RESERVE, limit // 2)), 1)
 
 
 def control_connections_max(limit: int, descriptors: int = 1) -> int:
-    """How many connections a broker's control port accepts, if each takes so many descriptors: they may use half of those that clients
-    cannot use. Pure.
+    """The number of connections that a broker's control port accepts, by the descriptors of each. They may use half of the descriptors that
+    clients cannot use. Pure.
     """
     return max(min(RESERVE, limit // 2) // 2 // descriptors, 1)
 
 
 def limit() -> int:
-    """How many descriptors this process may have."""
+    """The number of descriptors that this process may have."""
     import resource
 
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -7,8 +7,8 @@ A server whose listen address is host `unix:/run/qmq/a` and port 20881 listens o
 `unix:/run/qmq/a:20881`: code that joins host and port works for sockets, too. Port 0 takes the lowest number that is free. The system
 limits a socket's path to 107 bytes.
 
-Data ports and control ports (gRPC) have the same kinds of address. Components open connections through a `Network` that they are given: the
-machine's own, or in a test one whose connections can be cut (qmq/testing).
+Data ports and control ports (gRPC) have the same kinds of address. Each component gets the `Network` through which it opens connections:
+the machine's network, or in a test a network whose connections can be cut (qmq/testing).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 UNIX: Final = "unix:"
 PATH_BYTES_MAX: Final = 107
-"""Of a socket's path on Linux, without the zero byte behind it; other systems allow a few less."""
+"""The longest path of a socket on Linux, in bytes, without the zero byte after it. Other systems allow a few less."""
 BACKLOG: Final = 1024
 _LOOK_S: Final = 0.2
 _CREDENTIALS: Final = Struct("iII")
@@ -79,7 +79,7 @@ def checked_path(path: str) -> str:
 
 
 def is_local(host: str) -> bool:
-    """Whether only this machine can reach a port on this host. A name other than localhost counts as reachable from elsewhere."""
+    """True if only this machine can reach a port on this host. A name other than localhost counts as reachable from other machines."""
     bare = host.strip("[]")
     try:
         return host.startswith(UNIX) or bare == "localhost" or ipaddress.ip_address(bare).is_loopback
@@ -106,7 +106,7 @@ def choose_port(host: str, port: int) -> int:
 
 
 def _require_free(path: str) -> None:
-    """Raises OSError if a process listens on the path: listening on it again would take it away from that process."""
+    """Raise OSError if a process listens on the path: another listener would take the path from that process."""
     with socket.socket(socket.AF_UNIX) as caller:
         caller.settimeout(_LOOK_S)
         try:
@@ -128,7 +128,7 @@ def uid_of_peer(connection: Any) -> int | None:
 def only_uid(host: str, port: int) -> int | None:
     """The only user, besides root, who can connect to a Unix domain socket. None for TCP, and if others can connect.
 
-    gRPC does not say who is at the other end of a socket; the socket's permissions do.
+    gRPC does not identify the peer of a socket, but the socket's permissions limit the possible peers.
     """
     if not host.startswith(UNIX):
         return None
@@ -137,7 +137,7 @@ def only_uid(host: str, port: int) -> int | None:
 
 
 def ignored(_address: str, _why: str) -> None:
-    """For a listener whose owner does not record refusals."""
+    """Ignore a refusal: the default of a listener whose owner does not record refusals."""
 
 
 class ServerListener:
@@ -149,8 +149,8 @@ class ServerListener:
         self._path = path
 
     def pause(self, pause_s: float) -> None:
-        """Accept no connections for so long. Used where accepting costs more than the kernel's part: new connections wait in the kernel's
-        queue.
+        """Accept no connections for the given time: new connections wait in the kernel's queue. Used where accepting costs more than the
+        kernel's part of it.
         """
 
     def close(self) -> None:
@@ -173,7 +173,7 @@ class RpcPort:
         self.server, self.port = server, port
 
     async def stop(self, grace_s: float | None) -> None:
-        """Accept no more connections, and give the calls under way so long to end."""
+        """Accept no more connections, and end the calls under way after the given time."""
         await self.server.stop(grace_s)
 
 
@@ -181,12 +181,12 @@ class Network:
     """The machine's network. Tests override it with one that can be cut."""
 
     is_machine = True
-    """Whether this is the machine's own network, not a test's."""
+    """True for the machine's network, False for a test's."""
     credentials: Credentials | None = None
     """TLS credentials for connections; None: no TLS."""
 
     def rpc_descriptors(self, host: str) -> int:
-        """How many descriptors a connection to a gRPC server's port takes, if the server listens on this host."""
+        """The number of descriptors that a connection to a gRPC server's port takes, if the server listens on this host."""
         return 1
 
     def token_for(self, address: str) -> str:
@@ -194,7 +194,7 @@ class Network:
         return ""
 
     def with_optional_certificates(self) -> Network:
-        """The same network, at whose ports a client need not show a certificate."""
+        """The same network, but clients need not show a certificate at its ports."""
         return self
 
     async def listen(self, host: str, port: int, factory: Factory, refused: Refused = ignored) -> ServerListener:
@@ -240,13 +240,13 @@ NETWORK: Final = Network()
 
 
 def is_private(address: str, *, is_encrypted: bool) -> bool:
-    """Whether traffic to an address cannot be read on the way."""
+    """True if other machines cannot read the traffic to an address."""
     place = parse(address)
     return is_encrypted or bool(place.path) or is_local(place.host)
 
 
 def require_private(address: str, *, is_encrypted: bool) -> None:
-    """Raises InvalidArgument if a token would travel to another machine in plain text."""
+    """Raise InvalidArgument if a token would travel to another machine in plain text."""
     if not is_private(address, is_encrypted=is_encrypted):
         raise InvalidArgument(f"a token is not sent to {address} in plain text: use TLS (QMQ_TLS_CA, or qmq.connect(tls=...))")
 
@@ -290,7 +290,7 @@ class TokenNetwork(Network):
 
 
 async def end_unstarted(server: grpc.aio.Server) -> None:
-    """End a server that got no port. gRPC ends the whole process when a server is destroyed that never started."""
+    """End a server that got no port. Otherwise gRPC would abort the process when it destroys a server that was never started."""
     await server.start()
     await server.stop(None)
 

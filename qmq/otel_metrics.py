@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from qmq.client.settle_report import SettleReport
 
 BOUNDARIES_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
-"""Of the buckets of both durations, as the conventions advise."""
+"""The bounds of the buckets of both durations, as the conventions advise."""
 
 
 class OpenTelemetryMetrics(BaseInterceptor):
@@ -39,7 +39,7 @@ class OpenTelemetryMetrics(BaseInterceptor):
     """
 
     def __init__(self, meter_provider: MeterProvider | None = None, *, clock: Callable[[], float] = time.perf_counter) -> None:
-        """`clock` gives seconds."""
+        """`clock` returns seconds."""
         try:
             from opentelemetry import metrics
         except ImportError as cause:
@@ -78,7 +78,7 @@ class OpenTelemetryMetrics(BaseInterceptor):
         began, failure = self._clock(), {}
         try:
             yield
-        except GeneratorExit:  # a loop outside asyncio was left
+        except GeneratorExit:  # a loop outside asyncio has ended
             raise
         except BaseException as error:
             failure = _error(error)
@@ -89,7 +89,7 @@ class OpenTelemetryMetrics(BaseInterceptor):
     def settled(self, report: SettleReport) -> None:
         """Times a request with verdicts."""
         attributes = settle_attributes(report)
-        del attributes["messaging.batch.message_count"]  # no attribute of a metric: each count would be a separate series
+        del attributes["messaging.batch.message_count"]  # the count is no attribute of a metric: each count would be a separate series
         self._operation.record((report.ended_ns - report.began_ns) / 1e9, attributes | (_error(report.error) if report.error else {}))
 
 

@@ -1,4 +1,4 @@
-"""How servers get the description of their own process, which qmq/node/process_status.py makes."""
+"""The type of a function that describes a server's process (qmq/node/process_status.py makes it)."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from collections.abc import Callable
 from qmq.proto.v1 import control_pb2 as pb
 
 DescribeProcess = Callable[[], pb.ProcessStatus]
-"""Describes the process now. `pb.ProcessStatus` itself is one: it tells nothing."""
+"""Describes the process as it is now. `pb.ProcessStatus` itself is such a function: its description is empty."""

@@ -1,4 +1,4 @@
-"""Process settings of nodes, and of programs that `qmq.run` runs. Only who runs the process may change them."""
+"""Process settings of nodes, and of programs that `qmq.run` runs. A library must not change them."""
 
 from __future__ import annotations
 
@@ -39,6 +39,6 @@ def keep_freed_memory() -> None:
 
 
 def tune_process() -> None:
-    """The settings of every broker process."""
+    """Make the settings of every broker process."""
     keep_freed_memory()
     sys.setswitchinterval(SWITCH_INTERVAL_S)

@@ -44,7 +44,7 @@ CHANNEL_OPTIONS: Final = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
-    # This limits the time to connect, too: an address that drops all packets is given up after this time, not after 20 s.
+    # This limits the time to connect, too: a call to an address that drops all packets fails after this time, not after 20 s.
     ("grpc.min_reconnect_backoff_ms", 2000),
 ]
 
@@ -113,7 +113,7 @@ def status_of(failure: grpc.RpcError) -> grpc.StatusCode:
 
 
 def is_answer(failure: grpc.RpcError) -> bool:
-    """Whether the server itself raised a typed error. If not, the server was not reached, or did not answer."""
+    """True if the server itself raised a typed error. Otherwise the server was not reached, or did not answer."""
     assert isinstance(failure, grpc.aio.AioRpcError | grpc.Call), failure
     return any(key == CODE for key, _ in failure.trailing_metadata() or ())
 
@@ -122,11 +122,11 @@ _REASON: Final = re.compile(r"OPENSSL_internal:([A-Z0-9_]+)")
 
 
 _NEVER_SENT: Final = ("failed to connect", "connection refused", "resolution", "handshake failed", "channel closed")
-"""gRPC's words for calls that no server got."""
+"""gRPC's texts for calls that reached no server."""
 
 
 def _unreachable(details: str, address: str) -> QmqError:
-    """The error for a call that had no connection, or lost it: then the server may have done what was asked."""
+    """The error for a call that had no connection, or lost it. In the second case the server may have executed the call."""
     if "handshake failed" in details.lower():
         reason = _REASON.search(details)
         return tls_failed(address, reason[1] if reason is not None else details)

@@ -25,12 +25,12 @@ from qmq.rpc import CHANNEL_OPTIONS
 from qmq.token_source import TokenSource, no_token
 
 AHEAD: Final = 4
-"""Messages of a stream that are read ahead of the caller."""
+"""The number of messages of a stream that are read ahead of the caller."""
 
 _ONE_REQUEST: Final = "RpcChannel calls methods with one request only"
 
 Guard = Callable[[], None]
-"""Called before each unary call; raises the error with which the call fails."""
+"""Called before each unary call. It may raise an error, with which the call then fails."""
 
 
 class ChannelCertificates(Protocol):
@@ -88,7 +88,7 @@ class RpcChannel(grpc.aio.Channel):
             each.close()
 
     def unary_unary(self, method: str, *serializers: Any, **options: Any) -> Any:
-        """A function that is called with a request and `timeout` in seconds, and awaited. As in `grpc.aio.Channel`."""
+        """Return a function that takes a request and `timeout` in seconds, and is awaited, as in `grpc.aio.Channel`."""
 
         async def ask(request: Any, timeout: float | None = None) -> Any:
             if self._guard is not None:
@@ -99,7 +99,7 @@ class RpcChannel(grpc.aio.Channel):
         return ask
 
     def unary_stream(self, method: str, *serializers: Any, **options: Any) -> Any:
-        """A function that is called with a request and `timeout` in seconds, and iterated. As in `grpc.aio.Channel`."""
+        """Return a function that takes a request and `timeout` in seconds, and is iterated, as in `grpc.aio.Channel`."""
         return lambda request, timeout=None: _answers(
             self._present().unary_stream(method, *serializers, **options)(request, timeout=timeout, metadata=bearer(self._token()))
         )

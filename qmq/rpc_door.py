@@ -1,15 +1,15 @@
 """Admits peers to a control port: bounds on the resources that all peers together can take, and the identity of each peer.
 
-At a port that only this machine reaches, without TLS, gRPC accepts the connections. At others they come through
-`qmq.security.rpc_relay`, which bounds how many begin in a second, with TLS and without.
+At a port without TLS that only this machine reaches, gRPC accepts the connections. At other ports they come through
+`qmq.security.rpc_relay`, which bounds the new connections in a second, with TLS and without.
 
     a peer that sends nothing, or stops within its handshake    cut after `handshake_ms`
     connections beyond `handshakes_per_s`                       wait in the system's queue
     more than `handshakes_max` handshakes of TLS under way      the oldest is ended
     a connection without calls                                  closed after `idle_ms`; the next call connects again
     a lost peer with a call under way                           cut when it has answered no ping for `ping_timeout_ms`
-    connections beyond `connections_max`                        closed at once
-    calls beyond `calls_max`                                    refused at once (Overloaded)
+    connections beyond `connections_max`                        closed immediately
+    calls beyond `calls_max`                                    refused immediately (Overloaded)
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ class RpcBounds:
     """Time for the TLS handshake, and again for HTTP/2; gRPC's default is two minutes."""
     idle_ms: int = 300_000
     ping_ms: int = 60_000
-    """The server pings a connection that has a call under way and was silent for so long; gRPC's default is two hours."""
+    """The server pings a connection with a call under way after this time of silence; gRPC's default is two hours."""
     ping_timeout_ms: int = 20_000
 
     def fitting(self, descriptors: int) -> Self:
-        """These bounds, with at most as many connections as this process can have if each takes so many file descriptors."""
+        """These bounds, with no more connections than this process's file descriptors allow, by the number that each takes."""
         return replace(self, connections_max=connections_max(self.connections_max, limit() // descriptors))
 
 
 @dataclass(frozen=True, slots=True)
 class RpcDoor:
-    """How a port admits peers. `refused` is called with the address of each peer that TLS does not accept, and the reason. `peers` gets the
-    identity behind each accepted TLS connection.
+    """The admission of peers to a port. `refused` is called with the address of each peer that TLS does not accept, and the reason. `peers`
+    gets the identity behind each accepted TLS connection.
     """
 
     bounds: RpcBounds
     refused: Callable[[str, str], None] = lambda _address, _why: None
     peers: RpcPeers = field(default_factory=dict)
     shares_port: bool = False
-    """Whether other processes of this user may listen at the same port: the kernel gives each connection to one of them (SO_REUSEPORT)."""
+    """True if other processes of this user may listen at the same port: the kernel gives each connection to one of them (SO_REUSEPORT)."""
     takes_plaintext: bool = False
-    """Whether a port with TLS also serves peers that speak HTTP/2 without it."""
+    """True if a port with TLS also serves peers that speak HTTP/2 without TLS."""

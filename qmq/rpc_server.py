@@ -12,7 +12,7 @@ from qmq.rpc_door import RpcDoor
 
 REQUEST_BYTES_MAX: Final = 16 * 1024 * 1024
 _STREAMS_MAX: Final = 1000
-"""Calls under way on one connection."""
+"""The most calls under way on one connection."""
 
 
 def rpc_server(door: RpcDoor, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server:

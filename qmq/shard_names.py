@@ -13,7 +13,7 @@ def shard_name(group: str, shard: int) -> str:
 
 
 def family_of(group: str) -> str:
-    """The common name of the shards of one broker; for a group that is not a shard, its own name."""
+    """The common name of the shards of one broker. A group that is not a shard keeps its name."""
     family, dot, number = group.rpartition(".")
     return family if dot and number.isascii() and number.isdigit() else group
 

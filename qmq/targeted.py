@@ -63,6 +63,6 @@ def check(region: bytes, header: RegionHeader, *, to_partition: bool) -> None:
 
 
 def failures(headers: Mapping[str, bytes]) -> int:
-    """How often a directed message had been handed out and failed before it was sent again, from its headers."""
+    """The number of failed deliveries of a directed message before it was sent again, from its headers."""
     value = headers.get(ATTEMPT, b"")
     return int(value) if value.isdigit() and len(value) <= _DIGITS_MAX else 0

@@ -1,4 +1,4 @@
-"""Where a process gets the token that it shows to servers."""
+"""The source of the token that a process shows to servers."""
 
 from __future__ import annotations
 

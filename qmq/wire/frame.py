@@ -114,10 +114,10 @@ def frame(kind: int, request_id: int, payload: bytes = b"", deadline_ms: int = 0
 
 
 class FrameReader:
-    """Cuts a byte stream into frames: fill `get_buffer()`, then tell `received(n)`.
+    """Cuts a byte stream into frames: fill `get_buffer()`, then call `received(n)`.
 
-    `frame_bytes_max` may be raised once the peer has said who it is. `shared` is a buffer that other readers receive into as well, each
-    between its `get_buffer` and its `received`. `partial` counts what large frames take before they are whole.
+    `frame_bytes_max` may be raised once the peer is identified. `shared` is a buffer that other readers receive into as well, each
+    between its `get_buffer` and its `received`. `partial` counts the memory of large frames before they are complete.
     """
 
     __slots__ = (

@@ -1,14 +1,14 @@
-"""The payload of each kind of frame, packed and unpacked. Pure.
+"""Packs and unpacks the payload of each kind of frame. Pure.
 
-Frequent payloads are fixed structs (little endian); the rare ones that open a conversation (HELLO, WELCOME, ATTACH, ATTACHED) or ask
-much at once (FETCH, FIND) are JSON objects, so that they can grow and any language can read them. A payload that does not parse is a
+Frequent payloads are fixed structs (little endian); the rare ones that open a session (HELLO, WELCOME, ATTACH, ATTACHED) or have
+many fields (FETCH, FIND) are JSON objects, so that they can grow and any language can read them. A payload that does not parse is a
 ProtocolViolation.
 
     PRODUCE    batches, one after another, as the producer made them   ->  PRODUCED  a Produced for each
-    PULL       what a consumer wants next                              ->  MESSAGES  a Delivery: ranges, then the batches they lie in
-    SETTLE     a Settlement for each range of pull sequences           ->  SETTLED   how many messages were settled, how many were stale
+    PULL       a consumer's request for messages                       ->  MESSAGES  a Delivery: ranges, then the batches that hold them
+    SETTLE     a Settlement for each range of pull sequences           ->  SETTLED   the numbers of settled and of stale messages
     FETCH      a queue from a sequence on, and a selection             ->  FETCHED   a Fetched, then whole committed batches
-    FIND       which batches of a producer are stored                  ->  FOUND     their numbers and places
+    FIND       a producer, and which of its batches                    ->  FOUND     the stored batches' numbers and places
     HEARTBEAT, DETACH                                                  ->  OK
     anything                                                           ->  ERROR     code, outcome, retry_after_ms, text
 """
@@ -44,7 +44,7 @@ _FETCHED: Final = Struct("<qqqqqII")
 _SESSION: Final = Struct("<I")
 _DETACH: Final = Struct("<Iq")
 EVERYTHING_RECEIVED: Final = (1 << 63) - 1
-"""In a DETACH: the consumer does not know what it received."""
+"""The value in a DETACH of a consumer that does not know the last pull sequence it received."""
 _ERROR: Final = Struct("<HBBI")
 _LANE_PULL: Final = Struct("<IQqIII")
 _LANE_DELIVERY: Final = Struct("<IIqII")
@@ -135,10 +135,10 @@ class Welcome(_JsonMessage):
 class Attach(_JsonMessage):
     """A consumer joins its group on one queue.
 
-    `incarnation` is drawn when the consumer starts: the same one attaching again is a reconnect and keeps what it holds up to
-    `received` (the last pull sequence it got, -1 for none); another one gets everything that was not settled again.
-    `start` says where a group that is new begins: "earliest" or "latest". `RESUME` takes part only if this life is known still, and changes
-    nothing otherwise: the answer then has `resumed` 0 and no session.
+    `incarnation` is a random id that the consumer chooses when it starts. If the same incarnation attaches again, it reconnects and keeps
+    its messages up to `received` (the last pull sequence that it got, -1 for none). Another incarnation gets all unsettled messages again.
+    `start` says where a new group begins: "earliest" or "latest". With `RESUME` the consumer attaches only if the broker still knows this
+    incarnation. Otherwise nothing changes, and the answer has `resumed` 0 and no session.
     """
 
     subject: str
@@ -157,7 +157,7 @@ class Attach(_JsonMessage):
 class Attached(_JsonMessage):
     """`session` names the consumer in the frames that follow on this connection.
 
-    `resumed` is 1 if the consumer still holds what it had received, 0 if that went back to the group.
+    `resumed` is 1 if the consumer still holds the messages that it had received, 0 if they went back to the group.
     """
 
     session: int
@@ -175,11 +175,11 @@ ONLY_DIRECTED: Final = 2
 class Fetch(_JsonMessage):
     """Read committed batches of a queue, without a group: those that hold any of `sequence` to `until` - 1, about `bytes_max` of them.
 
-    At least one batch is given if there is one and `bytes_max` is more than 0; with 0 only the queue's numbers are asked for. `since_ms`:
-    begin at the first batch appended at or after that time, if that is further on (0: no matter). Batches may be passed over
-    that hold no message with any of `tags_any`, or none with one of `tags_all`, or none of the logical partitions `lps` (ranges, end
-    exclusive, as "0-512"; empty: all). `directed`: 1 if batches for one consumer group are wanted too, 2 (`ONLY_DIRECTED`) if those alone
-    are wanted.
+    The answer has at least one batch if there is one and `bytes_max` is more than 0. With 0 it has only the queue's numbers. `since_ms`:
+    begin at the first batch appended at or after that time, if that batch comes later than `sequence` (0: no limit). The broker may leave
+    out batches that hold no message with any of `tags_any`, or none with one of `tags_all`, or none of the logical partitions `lps`
+    (ranges, end exclusive, as "0-512"; empty: all). `directed`: 1 to include batches for one consumer group, 2 (`ONLY_DIRECTED`) for only
+    these batches.
     """
 
     subject: str
@@ -198,8 +198,9 @@ class Fetched(NamedTuple):
     """A queue's numbers, and the end of the batches that follow in the answer. All are 0 for a queue that never had a message.
 
     `next_sequence`: the answer has every wanted batch from the requested sequence (or `start_sequence`, if that is higher) up to this
-    sequence; the next request begins here. `end_sequence` is behind the newest message that applications may see, of a sealed partition its
-    command message. `stored_bytes`, the bytes of the kept messages, is set only in the answer to a request for no messages.
+    sequence; the next request begins here. `end_sequence` is the sequence after the newest message that applications may see; of a sealed
+    partition, the sequence of its command message. `stored_bytes`, the bytes of the kept messages, is set only in the answer to a request
+    for no messages.
     """
 
     start_sequence: int
@@ -213,7 +214,7 @@ class Fetched(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Find(_JsonMessage):
-    """Which batches of a producer (16 hexadecimal digits) a queue has: those with the highest numbers below `before`, at most `most`."""
+    """Asks for the batches of a producer (16 hexadecimal digits) in a queue: at most `most`, with the highest numbers below `before`."""
 
     subject: str
     partition: int
@@ -235,8 +236,8 @@ class FoundBatches(_JsonMessage):
 class LaneAttach(_JsonMessage):
     """A consumer takes a lane of an ordered subject: logical partitions `first` to `end` - 1 of a partition, for a group.
 
-    `version` is the frontier's under which the lane is open for the group. `token` is what the consumer was granted for this very lane
-    before, if it reconnects after a broken connection; 0 otherwise. The consumer gives up all its other lanes that overlap this one.
+    `version` is the frontier's version under which the lane is open for the group. `token` is the consumer's earlier token for this lane if
+    it reconnects after a broken connection, and 0 otherwise. The consumer gives up all its other lanes that overlap this one.
     """
 
     subject: str
@@ -253,11 +254,11 @@ class LaneAttach(_JsonMessage):
 
 @dataclass(frozen=True, slots=True)
 class LaneAttached(_JsonMessage):
-    """The lane is the consumer's; answered when that is committed. `token` goes into every LANE_PULL and LANE_SETTLE.
+    """The consumer owns the lane. Sent when this is committed. `token` goes into every LANE_PULL and LANE_SETTLE.
 
-    `position`: the first sequence that may hold something of the lane that is not done: pull from there. `is_resumed` is 1 if the token is
-    the one that the consumer had: what it pulled already is still its own. `parked` are the parked keys of the lane, hexadecimal:
-    messages of theirs are to be parked as well.
+    `position` is the first sequence that may have an unfinished message of the lane: pull from there. `is_resumed` is 1 if the consumer had
+    this token before, and still owns the messages that it pulled. `parked` are the parked keys of the lane, hexadecimal: the consumer must
+    park their messages, too.
     """
 
     session: int
@@ -276,7 +277,7 @@ class Produced(NamedTuple):
 
 
 class Pull(NamedTuple):
-    """Asks for the group's next messages. Answered when there are some, or with none after `wait_ms`."""
+    """Asks for the group's next messages. The answer comes when there are messages, or is empty after `wait_ms`."""
 
     session: int
     messages_max: int
@@ -294,7 +295,7 @@ class Range(NamedTuple):
 
 
 class LanePull(NamedTuple):
-    """Asks for a lane's messages from `sequence` on. Answered when there are some, or with none after `wait_ms`.
+    """Asks for a lane's messages from `sequence` on. The answer comes when there are messages, or is empty after `wait_ms`.
 
     The request has the position, so after a broken answer the consumer repeats the request.
     """
@@ -308,9 +309,9 @@ class LanePull(NamedTuple):
 
 
 class LaneDelivery(NamedTuple):
-    """A lane's messages. Everything of the lane that is not done, from the pull's sequence up to before `next_sequence`, is in `ranges`.
+    """A lane's messages. `ranges` has all unfinished messages of the lane from the pull's sequence up to before `next_sequence`.
 
-    `is_end`: the partition is sealed, and `next_sequence` is behind its command message: nothing will ever follow.
+    `is_end`: the partition is sealed, and `next_sequence` is after its command message. No message will ever follow.
     """
 
     session: int
@@ -328,7 +329,7 @@ class LaneVerdict(IntEnum):
     FAILED = 1
     """The handler failed on the message at `first`, for the `argument`-th time. The message is not done; the broker keeps the count."""
     PARKED = 2
-    """The message at `first` is set aside with its key; it is done for the lane."""
+    """The message at `first` is parked with its key. It is done for the lane."""
 
 
 class LaneSettlement(NamedTuple):

@@ -1,6 +1,7 @@
-"""The one thin asyncio protocol around the frame codec, for both ends of a connection.
+"""The asyncio protocol around the frame codec, for both ends of a connection.
 
-Frames go to `on_frames` as they come, their payloads borrowed; what is sent during one round of the event loop leaves in one write.
+Frames go to `on_frames` as they arrive, with borrowed payloads. All bytes that are put during one round of the event loop are sent in one
+write.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ WRITE_HIGH_BYTES: Final = 4 * limits.MIB
 class FrameStream(asyncio.BufferedProtocol):
     """Frames over one TCP connection.
 
-    `on_frames(frames)` is called with what came; if it, or the codec, raises ProtocolViolation, `on_violation` gets it and the
-    connection is closed. `on_closed` is called once. `on_writable` is called when a full write buffer has drained.
+    `on_frames(frames)` is called with the frames that arrived. If it, or the codec, raises ProtocolViolation, `on_violation` gets the
+    error and the connection is closed. `on_closed` is called once. `on_writable` is called when a full write buffer has drained.
     """
 
     def __init__(

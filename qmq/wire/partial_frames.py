@@ -1,8 +1,8 @@
 """Bounds the memory of partial frames over all connections of a server. Pure.
 
 One frame is bounded by its kind, and its buffer grows as its bytes arrive. Still, a thousand connections that each send a large frame
-without its end would hold 16 GiB. There is therefore one budget for all: when it is exceeded, the connection ends whose frame has been
-without a new byte for longest. A slow but steady upload continues while others are idle.
+without its end would hold 16 GiB. There is therefore one budget for all connections: when it is exceeded, the server closes the connection
+whose partial frame got no new byte for the longest time. A slow but steady upload continues while others are idle.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class PartialFrames:
         self._bytes_max = bytes_max
         self._on_exceeded = on_exceeded
         self._held: dict[Hashable, int] = {}
-        """By reader: the bytes of its partial frame. The reader that received last comes last."""
+        """The bytes of each reader's partial frame. The reader that received last comes last."""
         self.bytes = 0
 
     def received(self, reader: Hashable, held_bytes: int) -> None:

@@ -2,7 +2,7 @@
 the process behind it is slow, stopped or busy. A slow process therefore never counts as lost, and a machine without power or network is
 found within seconds.
 
-    bytes are on their way     they were sent more than once, and no acknowledgement of anything has come: `silent_ms` (TCP_INFO)
+    bytes are on their way     they were sent more than once without any acknowledgement: `silent_ms` (TCP_INFO)
     none are on their way      the kernel sends keepalive probes, and ends the connection: `watch`
 
 TCP_USER_TIMEOUT is not used: it also ends a connection whose peer acknowledges everything, but takes no more for now.
@@ -32,12 +32,12 @@ def watch(found: socket.socket | None) -> None:
         return
     found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", KEEPALIVE_IDLE_S), ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_S), ("TCP_KEEPCNT", KEEPALIVE_PROBES)):
-        if hasattr(socket, name):  # what a system does not have it does in its own time
+        if hasattr(socket, name):  # a system without these options uses its own times
             found.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def silent_ms(found: socket.socket | None) -> int:
-    """How long the peer's kernel has acknowledged nothing although something was sent to it twice; 0 if it has, or that is not known."""
+    """The time in which the peer's kernel acknowledged nothing although data was sent to it twice; 0 if it did, or if that is unknown."""
     if found is None or found.family not in (socket.AF_INET, socket.AF_INET6) or not hasattr(socket, "TCP_INFO"):
         return 0
     try:

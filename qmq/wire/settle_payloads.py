@@ -1,7 +1,7 @@
 """The verdicts of consumers of unordered subjects: the payloads of SETTLE, SETTLED and BEGUN. Pure.
 
 SETTLE    session, count, count * (first, last, verdict, delay_ms), then for each range that has one: (its number, an error's text)
-SETTLED   how many messages were settled, how many were stale
+SETTLED   the number of settled messages, the number of stale ones
 BEGUN     session, first, last
 """
 
@@ -77,13 +77,13 @@ def unpack_settle(payload: memoryview | bytes) -> tuple[int, list[Settlement]]:
 
 
 def require_ranges(what: str, count: int) -> None:
-    """Raises InvalidArgument for too many ranges, before they are packed."""
+    """Raise InvalidArgument for too many ranges, before they are packed."""
     if count > limits.SETTLE_RANGES_MAX:
         raise InvalidArgument(f"a {what} has at most {limits.SETTLE_RANGES_MAX} ranges, not {count}: send several")
 
 
 def _error_texts(payload: memoryview | bytes, at: int) -> Iterator[tuple[int, str]]:
-    """The error texts behind the ranges: (number of the range, text)."""
+    """The error texts after the ranges: (number of the range, text)."""
     while at < len(payload):
         number, size = _ERROR_TEXT.unpack_from(payload, at)
         at += _ERROR_TEXT.size
