@@ -1,8 +1,8 @@
-"""Looking after a cluster from a client: `qmq doctor`, `qmq top` and the console show what is here (docs/OPERATIONS.md).
+"""The state of a cluster, read from a client: the data of `qmq doctor`, `qmq top` and the console (docs/OPERATIONS.md).
 
 cluster_snapshot    the whole cluster at one moment, as values
 snapshot_reading    reads one over the public admin API
-snapshot_parsing    what metaservers answer, as those values; pure
-finding             something unusual, how severe it is, why it matters, and the next command
-findings            what is unusual in a snapshot; pure
+snapshot_parsing    converts the metaservers' answers to those values; pure
+finding             an unusual state: its severity, why it matters, and the next command
+findings            finds the unusual states in a snapshot; pure
 """

@@ -1,9 +1,9 @@
-"""The whole cluster at one moment, as values: what `qmq doctor`, `qmq top` and the console show.
+"""The whole cluster at one moment, as values for `qmq doctor`, `qmq top` and the console.
 
 Rules:
 * A snapshot is partial when something is unavailable. An unknown value is None or absent, never 0; `silent` names the broker groups that
   did not answer, and `missing` the questions without an answer.
-* It is not of one moment exactly: its parts are read one after the other, within a second or two.
+* The moment is not exact: the parts are read one after the other, within a second or two.
 * Fields are added, never renamed: programs read `as_json`.
 """
 
@@ -24,28 +24,28 @@ class ProcessFacts:
     version: str = ""
     is_insecure: bool = False
     certificate_left_ms: int | None = None
-    """The time until its certificate expires; negative after that; None without TLS."""
+    """The time until the process's certificate expires; negative after that; None without TLS."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetaserverFacts:
-    """A metaserver, by the address that the client was given. `failure` says why it did not answer; empty if it did."""
+    """A metaserver, by the address that the client was given. `failure` is the reason why it did not answer; empty if it did."""
 
     address: str
     failure: str = ""
     process: ProcessFacts | None = None
     store_silent_ms: int = 0
-    """Since when it has got no answer from the coordination store."""
+    """The time since the last answer of the coordination store to the metaserver."""
     time_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StorageFacts:
-    """A replica's disk, and what a power cut there would take."""
+    """A replica's disk, and the entries that a power cut would lose there."""
 
     disk_free_bytes: int
     disk_reserved_bytes: int
-    """Messages are refused when less than this is free."""
+    """The reserve: messages are refused when less space is free."""
     log_bytes: int
     unflushed_bytes: int
     unflushed_age_ms: int
@@ -53,29 +53,29 @@ class StorageFacts:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFacts:
-    """A replica of a broker group. Its role is None while it does not answer; then what follows the role is not known either."""
+    """A replica of a broker group. While it does not answer, its role and the fields after the role are None."""
 
     replica: str
     vote: str
     """voter, learner or none."""
     is_present: bool
-    """Whether its process keeps its presence in the coordination store."""
+    """True if the replica's process keeps its presence key in the coordination store."""
     data_address: str = ""
     control_address: str = ""
     role: str | None = None
     epoch: int = 0
     is_serving: bool = False
     is_whole: bool = True
-    """False: it may lack entries that it acknowledged, and has no say in elections."""
+    """False if the replica may lack entries that it acknowledged. It then does not count in elections."""
     last_index: int = 0
     commit_index: int = 0
     lag_entries: int | None = None
     """How far the replica is behind its master's log; None if one of them does not answer."""
     silent_ms: int | None = None
-    """Since when its master has got no message from it; None for the master itself, or if the master does not answer."""
+    """The time since the master's last message from the replica; None for the master itself, or if the master does not answer."""
     in_step: bool | None = None
     time_ms: int = 0
-    """The time of its machine's clock."""
+    """The time of the replica's machine."""
     storage: StorageFacts | None = None
     process: ProcessFacts | None = None
 
@@ -146,7 +146,7 @@ class SubjectFacts:
 
     @property
     def stored_messages(self) -> int:
-        """Messages that are kept."""
+        """The number of stored messages."""
         return sum(each.next_sequence - each.start_sequence for each in self.queues)
 
     @property
@@ -165,11 +165,11 @@ class GroupProgress:
     """Messages of the queue that the group has done, ever: only the difference of two snapshots means something."""
     lag_messages: int
     lag_ms: int
-    """Age of the oldest message that is not done; 0 if all are."""
+    """The age of the oldest message that is not done; 0 if all are done."""
     skipped_messages: int = 0
     """Messages that retention deleted before their delivery."""
     is_unheld: bool = False
-    """For a partition: messages wait, and no consumer holds a lane of it."""
+    """True for a partition with waiting messages of which no consumer holds a lane."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +184,9 @@ class ConsumerGroupFacts:
     unacked_messages: int = 0
     requeued_messages: int = 0
     dying_messages: int = 0
-    """Failed for good, and not yet in the dead-letter queue."""
+    """Messages that failed for good and are not in the dead-letter queue yet."""
     expired_messages: int = 0
-    """Came back, and retention deleted them before they went out again."""
+    """Messages that came back, and that retention deleted before their redelivery."""
     parked_keys: int = 0
     parked_messages: int = 0
     route_version: int = 0
@@ -199,7 +199,7 @@ class ConsumerGroupFacts:
 
     @property
     def lag_ms(self) -> int:
-        """Age of the oldest of them."""
+        """The age of the oldest message that the group has not done."""
         return max((each.lag_ms for each in self.progress), default=0)
 
 
@@ -210,7 +210,7 @@ class DeadLetterFacts:
     group: str
     messages: int
     waiting: int
-    """Neither replayed nor purged."""
+    """Dead letters that were neither replayed nor purged."""
     newest_ms: int
     oldest_ago_ms: int
 
@@ -243,7 +243,7 @@ class DelayGroupFacts:
     group: str
     pending: int
     waiting: int
-    """Due, and not on their way."""
+    """Messages that are due and not on their way."""
     planned: int
     lateness_p99_ms: int
     """The time from due to stored at the brokers, for the last minute's deliveries."""
@@ -251,7 +251,7 @@ class DelayGroupFacts:
     """Messages due before this time are in memory."""
     time_ms: int
     clock_step_ms: int
-    """How far the machine's clock is ahead of the group's time."""
+    """The time by which the machine's clock is ahead of the group's time."""
     delivered: int = 0
     troubles: tuple[DelayTroubleFacts, ...] = ()
 
@@ -270,18 +270,18 @@ class ClusterSnapshot:
     pauses: tuple[PauseFacts, ...] = ()
     delay_groups: tuple[DelayGroupFacts, ...] = ()
     silent: Mapping[str, str] = field(default_factory=dict)
-    """Broker groups and delay groups that did not answer, and why: what they have is missing above."""
+    """Broker groups and delay groups that did not answer, with the reasons. Their data is missing in the other fields."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """Questions without an answer, and the reasons: cluster, subjects, groups, dead_letters, pauses, delays, route of a subject."""
 
     @property
     def is_reachable(self) -> bool:
-        """Whether any metaserver answered."""
+        """True if any metaserver answered."""
         return any(not each.failure for each in self.metaservers)
 
     @property
     def is_complete(self) -> bool:
-        """Whether everything was answered."""
+        """True if every question was answered."""
         return not self.silent and not self.missing and all(not each.failure for each in self.metaservers)
 
     def as_json(self) -> dict[str, Any]:

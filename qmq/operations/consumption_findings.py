@@ -116,7 +116,7 @@ def _unheld(group: ConsumerGroupFacts) -> set[int]:
 
 
 def _trend(group: ConsumerGroupFacts, earlier: ConsumerGroupFacts | None, passed_ms: int) -> tuple[str, int | None]:
-    """How the lag changes, in words; and when it will be gone, if it shrinks."""
+    """The change of the lag in words, with the time until the lag is 0 if it shrinks."""
     if earlier is None or passed_ms <= 0:
         return "", None
     change_per_s = (group.lag_messages - earlier.lag_messages) * 1000 / passed_ms
@@ -147,7 +147,7 @@ def _about(group: ConsumerGroupFacts) -> str:
 
 
 def dead_letter_findings(now: ClusterSnapshot, previous: ClusterSnapshot | None, limits: Thresholds) -> Iterator[Finding]:
-    """Dead letters that wait; a warning where more came lately."""
+    """Findings about waiting dead letters; a warning where more came lately."""
     before = {} if previous is None else {each.group: each for each in previous.dead_letters}
     for each in now.dead_letters:
         if not each.waiting:

@@ -19,7 +19,7 @@ _STATS: Final = "qmq delay stats"
 
 
 def delay_findings(now: ClusterSnapshot, previous: ClusterSnapshot | None, limits: Thresholds) -> Iterator[Finding]:
-    """Delay groups that answered."""
+    """Findings about the delay groups that answered."""
     before = {} if previous is None else {each.group: each for each in previous.delay_groups}
     for each in now.delay_groups:
         what = _lateness(each, before.get(each.group), limits)

@@ -1,7 +1,7 @@
-"""Something unusual in a cluster: what it is, how severe, why it matters, and the next command to try.
+"""A finding: an unusual state in a cluster, its severity, why it matters, and the next command to try.
 
-A kind of finding has a code that never changes (docs/OPERATIONS.md lists them all; a test keeps the two in line). What is a finding and
-what is not depends on `Thresholds`, which an operator may change.
+A kind of finding has a code that never changes (docs/OPERATIONS.md lists them all; a test keeps the two in line). `Thresholds`, which
+an operator may change, decide which states are findings.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any, Final
 
 
 class Severity(IntEnum):
-    """How much it matters. Only warnings and worse change the exit status of `qmq doctor`."""
+    """The severity of a finding. Only warnings and worse change the exit status of `qmq doctor`."""
 
     NOTICE = 1
-    """Good to know: an operator's own order, or a risk that is taken on purpose."""
+    """Information: an operator's own order, or a deliberate risk."""
     WARNING = 2
     """Messages are lost, late or at risk, and will be until an operator acts."""
     CRITICAL = 3
@@ -32,7 +32,7 @@ class FindingKind:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is unusual. `about` names the thing, `what` says what is wrong, `command` is the command to try next."""
+    """One finding. `about` names the object, `what` describes the problem, `command` is the command to try next."""
 
     kind: FindingKind
     severity: Severity
@@ -67,7 +67,7 @@ class Thresholds:
     lag_ms: int = 300_000
     lag_messages: int = 1_000_000
     unconsumed_ms: int = 60_000
-    """How long messages wait for a group without consumers before it is a finding."""
+    """Messages that wait longer for a group without consumers are a finding."""
     dead_letters_recent_ms: int = 600_000
     store_silent_ms: int = 5_000
     replica_silent_ms: int = 5_000

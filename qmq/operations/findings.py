@@ -1,4 +1,4 @@
-"""The findings of a cluster, that is, what is unusual in it: one function for `qmq doctor` and the console's first screen. Pure."""
+"""Finds the unusual states of a cluster: one function for `qmq doctor` and the console's first screen. Pure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _place(kind: FindingKind) -> int:
 
 
 def folded(found: Iterable[Finding], most: int = MANY) -> tuple[Finding, ...]:
-    """The findings for a person: of more than `most` findings of one kind and severity, the rest is one line."""
+    """The findings for a person: beyond `most` findings of one kind and severity, one line replaces the rest."""
     kept: list[Finding] = []
     counts: dict[tuple[str, Severity], int] = {}
     for each in found:

@@ -1,7 +1,7 @@
-"""Gathers everything that is known of one message: where it is stored, its state in delay groups, its deliveries to consumer groups,
-and which of these groups are paused.
+"""Gathers all facts about one message: its places, its state in delay groups, its deliveries to consumer groups, and the pauses of
+these groups.
 
-The id is a message id (32 hexadecimal digits), or the id of a delayed message (a receipt's `delayed_id`), which also says where it waits.
+The id is a message id (32 hexadecimal digits), or the id of a delayed message (a receipt's `delayed_id`), which also contains its place.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from qmq.client.delayed_message import DelayedMessage
 
 EARLY_MS: Final = 60_000
-"""How much earlier than its due time a message may have been delivered, by the clock of the broker that stores it."""
+"""The most by which a delivery may be before the due time, by the clock of the broker that stores the message."""
 
 
 @dataclass(slots=True)
 class Followed:
-    """One place of the message, and what consumer groups did with the message there."""
+    """One place of the message, with the deliveries to consumer groups there."""
 
     place: control.StoredMessage
     events: list[control.MessageEvent] = field(default_factory=list)
@@ -64,7 +64,7 @@ async def places_of(mq: Client, text: str, subject: str) -> tuple[str, list[cont
     places = [found.message, *found.others] if found is not None else []
     for place in places:
         if place.due_ms:
-            with suppress(MessageNotFound):  # its bucket is deleted: it was delivered, or cancelled
+            with suppress(MessageNotFound):  # the bucket is deleted: the message was delivered or cancelled
                 shown = await mq.delayed.show(_delayed_id(place))
                 waiting[shown.id] = shown
     return message_id, places, list(waiting.values()), found is not None and found.is_incomplete
@@ -97,7 +97,7 @@ async def _follow(mq: Client, place: control.StoredMessage, group: str) -> Follo
         return found
     try:
         await _read(mq, found, group or only)
-    except InvalidArgument:  # retention was faster than the cursor: what is known begins later now
+    except InvalidArgument:  # retention was faster than the cursor: the known events begin later now
         found = Followed(place)
         await _read(mq, found, group or only)
     if place.partition:

@@ -1,4 +1,4 @@
-"""Keys as people read and type them: text, `hex:00ff`, or `base64:AP8=`. What is printed can be given back."""
+"""Keys as people read and type them: text, `hex:00ff`, or `base64:AP8=`. A printed key is valid input."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def key_text(key: bytes) -> str:
 
 
 def parse_key(text: str) -> bytes:
-    """The inverse, and base64. Raises InvalidArgument."""
+    """Parse a key: text, hexadecimal digits or base64. Raises InvalidArgument."""
     try:
         if text.startswith(HEX):
             return bytes.fromhex(text.removeprefix(HEX))

@@ -37,7 +37,7 @@ class LetterEdit:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is changed."""
+        """True if there are no changes."""
         return self == LetterEdit()
 
     def of(self, letter: DeadLetter) -> DeadLetter:
@@ -86,7 +86,7 @@ def _object(letter: DeadLetter) -> dict[str, Any]:
 
 
 def _inside(body: dict[str, Any], names: Sequence[str], letter: DeadLetter, *, is_made: bool) -> dict[str, Any]:
-    """The object that a path leads to. Missing objects are created, when removing as temporary ones."""
+    """The object at a path. Missing objects are created; for a removal only temporarily."""
     for name in names:
         found = body.setdefault(name, {}) if is_made else body.get(name, {})
         if not isinstance(found, dict):

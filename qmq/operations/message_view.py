@@ -138,7 +138,7 @@ def _row(event: control.MessageEvent, place: control.StoredMessage) -> tuple[Any
 
 
 def _earlier(place: control.StoredMessage) -> int:
-    """How often a directed message had failed before it was sent again."""
+    """The number of a directed message's failures before it was sent again."""
     return failures({header.name: header.value for header in place.headers}) if place.is_directed else 0
 
 
@@ -189,7 +189,7 @@ def _told(inquiry: Inquiry, found: Followed, state: control.MessageState) -> dic
 
 
 def _has_copy(inquiry: Inquiry, group: str) -> bool:
-    """Whether the message was copied for this group, for a retry after more than an hour."""
+    """True if the message was copied for this group, for a retry after more than an hour."""
     return any(each.headers.get(GROUP) == group.encode() for each in inquiry.delayed) or any(
         directed_to(each.place) == group and not is_dead_letters(each.place.subject) for each in inquiry.followed
     )

@@ -27,7 +27,7 @@ Row = tuple[Any, ...]
 COLUMNS: Final = ("key", "logical partition", "messages", "partitions", "may be passed")
 MORE_COLUMNS: Final = ("key", "partition", "logical partition", "messages", "first sequence", "hex", "base64")
 FOLLOW_S: Final = 30.0
-"""How long `unparked` retries while a partition's master changes."""
+"""The time for which `unparked` retries while a partition's master changes."""
 AGAIN_S: Final = 0.2
 
 
@@ -72,7 +72,7 @@ async def unparked(mq: Client, subject: str, group: str, key: str, *, is_replay:
             parts = await _left(mq, subject, group, each.key, rows)
             if each.partition in [part.partition for part in parts]:
                 continue
-            count = each.messages  # The broker had done it, and the answer was lost.
+            count = each.messages  # The broker had unparked the key, and the answer was lost.
         rows.append((key_text(each.key), each.partition, count))
         parts = await _left(mq, subject, group, each.key, rows)
     return rows

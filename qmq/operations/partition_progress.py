@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # commands that ask no broker do not load protobuf
+if TYPE_CHECKING:  # commands that call no broker do not load protobuf
     from qmq.proto.v1 import control_pb2 as control
 
 

@@ -194,7 +194,7 @@ def _growth(before: Mapping[_Place, int], after: Mapping[_Place, int], previous:
         if place in before:
             found[place] = max(count - before[place], 0)
         elif is_whole and place.broker_group not in previous.silent:
-            # a group that began since is not counted: its start is not known
+            # a group that began after the first snapshot is not counted, because its start is not known
             found[place] = 0 if place.group else count
     return found
 

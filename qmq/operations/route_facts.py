@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from qmq.proto.v1 import meta_pb2 as pb
 
 FENCED: Final = -1
-"""In `RouteChangeInfo.sealed`: closed by a fence."""
+"""The value in `RouteChangeInfo.sealed` of a partition that a fence closed."""
 
 
 def facts(described: pb.DescribeRouteResponse, places: Mapping[int, pb.OrderedPartition]) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def read_partitions(described: pb.DescribeRouteResponse) -> set[int]:
 
 
 def _statuses(described: pb.DescribeRouteResponse, places: Iterable[pb.OrderedPartition]) -> dict[int, control.PartitionStatus]:
-    """A partition's own figures are the same in every group's list."""
+    """The status of each partition. The figures of a partition are the same in every group's list."""
     from qmq.proto.v1 import control_pb2 as control
 
     silent = set(described.silent_groups)
@@ -66,7 +66,7 @@ def _statuses(described: pb.DescribeRouteResponse, places: Iterable[pb.OrderedPa
 def partition_facts(
     number: int, place: pb.OrderedPartition | None, status: control.PartitionStatus | None, fenced: set[int], count: int
 ) -> dict[str, Any]:
-    """A partition: where it is, whether it is open, what it keeps."""
+    """The facts of a partition: its place, its state and its stored messages."""
     group = place.broker_group if place is not None else status.broker_group if status is not None else None
     width = None if place is None else round(100 * (place.lps.end - place.lps.first) / count, 2)
     found = {
@@ -101,7 +101,7 @@ def _state(number: int, status: control.PartitionStatus | None, fenced: set[int]
 
 
 def group_facts(group: pb.OrderedGroup, places: Mapping[int, pb.OrderedPartition]) -> dict[str, Any]:
-    """A consumer group: what it reads, and how far it is."""
+    """The facts of a consumer group: its versions, and its progress."""
     return {
         "group": group.group,
         "version": group.version,
@@ -166,8 +166,8 @@ def left_in(group: pb.OrderedGroup, numbers: Iterable[int]) -> int:
 
 
 def change_facts(change: pb.RouteChangeInfo) -> dict[str, Any]:
-    """A change of the route. Writers were refused from some moment between prepared and sealed until published: at least this long and at
-    most that long.
+    """The facts of a route change. Writers were refused from a moment between prepared and sealed until published, so the facts have the
+    shortest and the longest possible time.
     """
     times = dict(change.times_ms)
     return {
@@ -190,7 +190,7 @@ def _between(times: Mapping[str, int], first: str, last: str) -> int | None:
 
 
 def place_facts(place: pb.OrderedPartition) -> dict[str, Any]:
-    """Where a partition is."""
+    """The place of a partition."""
     return {"partition": place.number, "first": place.lps.first, "end": place.lps.end, "broker_group": place.broker_group}
 
 

@@ -1,4 +1,4 @@
-"""Reads how an ordered subject's route, partitions and groups are, over the public admin API."""
+"""Reads the state of an ordered subject's route, partitions and groups over the public admin API."""
 
 from __future__ import annotations
 

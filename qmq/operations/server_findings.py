@@ -88,7 +88,7 @@ def metaserver_findings(now: ClusterSnapshot, limits: Thresholds) -> Iterator[Fi
 
 
 def broker_group_findings(now: ClusterSnapshot, previous: ClusterSnapshot | None, limits: Thresholds) -> Iterator[Finding]:
-    """Broker groups, delay groups and their replicas."""
+    """Findings about broker groups, delay groups and their replicas."""
     before = {} if previous is None else {each.broker_group: each for each in previous.broker_groups}
     placed = Counter(name for each in now.subjects for name in (each.route.broker_groups if each.route else each.broker_groups))
     for group in now.broker_groups:
@@ -145,7 +145,7 @@ def _absence(group: BrokerGroupFacts, replica: ReplicaFacts) -> str:
 
 
 def machine_findings(now: ClusterSnapshot, limits: Thresholds) -> Iterator[Finding]:
-    """Disks, flushes, exposure, certificates, versions and clocks of all processes that answered."""
+    """Findings about disks, flushes, exposure, certificates, versions and clocks of all processes that answered."""
     replicas = [each for group in now.broker_groups for each in group.replicas]
     for each in replicas:
         if each.storage is not None:
@@ -184,7 +184,7 @@ def _process_findings(about: str, process: ProcessFacts, limits: Thresholds) -> 
 
 
 def _version_findings(processes: dict[str, ProcessFacts]) -> Iterator[Finding]:
-    """Servers whose version most others do not have; one that does not say its version is older than all that do."""
+    """Findings about servers whose version differs from most others. A server that does not report its version counts as the oldest."""
     counts = Counter(each.version for each in processes.values())
     if len(counts) < 2:
         return

@@ -1,6 +1,6 @@
-"""Reads a snapshot of the cluster over the public admin API, with the caller's own rights. What fails is noted, and the rest is read.
+"""Reads a snapshot of the cluster over the public admin API, with the caller's rights. Failed questions are recorded, and the rest is read.
 
-A snapshot costs a broker five short calls, and one call more for each ordered subject and group; it reads what brokers keep in memory.
+A snapshot costs a broker five short calls, and one call more for each ordered subject and group; brokers answer them from memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from qmq.proto.v1 import meta_pb2 as pb
 
 ROUTES_AT_ONCE: Final = 8
-"""Ordered subjects that are asked for at the same time."""
+"""The number of ordered subjects that are read at the same time."""
 CLUSTER: Final = "cluster"
 SUBJECTS: Final = "subjects"
 GROUPS: Final = "groups"
@@ -114,7 +114,7 @@ async def _metaservers(metadata: MetadataClient) -> tuple[MetaserverFacts, ...]:
 async def _consumption(
     metadata: MetadataClient, gaps: _Gaps, parts: Collection[str]
 ) -> tuple[tuple[SubjectFacts, ...], tuple[ConsumerGroupFacts, ...]]:
-    """Subjects, and what groups consumed of them."""
+    """Subjects, and the groups' progress on them."""
     if SUBJECTS not in parts:
         return (), ()
     subjects = await gaps.ask(SUBJECTS, metadata.list_subjects())
