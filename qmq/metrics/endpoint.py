@@ -1,4 +1,4 @@
-"""GET /metrics over HTTP/1.1, in the event loop whose state it shows; and whether the process is well.
+"""Serves GET /metrics and the health of the process over HTTP/1.1, in the event loop whose state it shows.
 
     /livez, /healthz    200 "ok": the event loop answers
     /readyz             200 if the server serves, 503 if not; one line says why
@@ -58,7 +58,7 @@ class HttpRequest(NamedTuple):
 
     @property
     def stays(self) -> bool:
-        """Whether the connection stays open after the answer."""
+        """True if the connection stays open after the answer."""
         wish = self.headers.get("connection", "").lower()
         return wish == "keep-alive" if self.version == "HTTP/1.0" else wish != "close"
 
@@ -92,7 +92,7 @@ class MetricsServer:
         self._needs_certificate = False
         self._writers: set[asyncio.StreamWriter] = set()
         self._waiting: dict[asyncio.StreamWriter, None] = {}
-        """Connections that wait for their next request, the longest waiting first."""
+        """The connections that wait for their next request, the longest waiting first."""
         self.host, self.port = "", 0
 
     @property
@@ -141,7 +141,7 @@ class MetricsServer:
         return longest is not None
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Serve one request. Returns whether another one may follow."""
+        """Serve one request. Returns True if another one may follow."""
         self._waiting[writer] = None
         try:
             async with asyncio.timeout(IDLE_S):
@@ -187,5 +187,5 @@ class MetricsServer:
 
 
 def _has_body(request: HttpRequest) -> bool:
-    """Whether the request has a body. Bodies are not read, so the request after one cannot be found."""
+    """True if the request has a body. Bodies are not read, so the request after a body cannot be found."""
     return request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers

@@ -3,7 +3,7 @@
     Figure      name, kind, labels, meaning: a row of the table in docs/METRICS.md
     Reading     a figure with its current values, one row for each set of labels
     Source      reads some figures of one thing: a broker, a client
-    Durations   how long repeated operations took: the only figure that is kept, not read
+    Durations   the durations of repeated operations: the only figure that is counted here, not read
 
 Rules:
 * Working code counts with plain integers, once for each request or batch, and does not know this module; a source reads these counts. So a
@@ -48,7 +48,7 @@ class Histogram(NamedTuple):
 
 Value = float | Histogram
 Row = tuple[tuple[str, ...], Value]
-"""(the labels' values, the value)."""
+"""A row: the labels' values, and the value."""
 
 
 class Reading(NamedTuple):

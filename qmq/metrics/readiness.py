@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Readiness(NamedTuple):
-    """Whether a process is ready, and a line that says why or why not."""
+    """The readiness of a process, and a line with the reason."""
 
     is_ready: bool
     says: str

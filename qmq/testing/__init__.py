@@ -1,4 +1,4 @@
-"""For tests of applications: a whole cluster in the test's process, a clock that the test moves, and faults on request. See
+"""Support for tests of applications: a whole cluster in the test's process, a clock that the test moves, and faults on request. See
 docs/TESTING.md.
 
     async with TestCluster(brokers=3, clock=virtual()) as cluster:

@@ -48,7 +48,7 @@ DELAY: Final = "delay"
 WAIT_S: Final = 20.0
 """The longest real time in which a group must have a master."""
 CLOSE_S: Final = 1.0
-"""How long closing a client may take; after that unsent messages are dropped."""
+"""The time limit for closing a client; after it, unsent messages are dropped."""
 KEEP_MS: Final = 100 * 366 * 24 * 3_600_000
 """A hundred years, so that advancing the clock by years deletes no messages."""
 REPLICAS_MAX: Final = 7
@@ -100,11 +100,11 @@ class TestCluster:
         self._clock: Clock
         self._clients: list[Client] = []
         self._strangers: list[str] = []
-        """Machines that have only clients."""
+        """The machines that have only clients."""
         self._failures: list[str] = []
         self._ending: contextlib.AsyncExitStack | None = None
         self._canary: asyncio.Task[Any]
-        """A sleeping task. If it is cancelled, the whole loop is ending."""
+        """A sleeping task. If the task is cancelled, the whole loop is ending."""
 
     # --- life ----------------------------------------------------------------------------------------------------------
 
@@ -152,8 +152,8 @@ class TestCluster:
             raise StorageError("; ".join(self._failures))
 
     async def _is_alone(self) -> bool:
-        """Whether everything else in the loop was cancelled, as a runner does that aborts a test. Then only gRPC's servers are stopped,
-        which would otherwise not survive their own cancellation.
+        """True if all other tasks of the loop were cancelled, as by a runner that aborts a test. Only gRPC's servers are stopped then: they
+        cannot be cancelled safely.
         """
         await asyncio.sleep(0)
         return self._canary.done()
@@ -183,7 +183,7 @@ class TestCluster:
         log.error("%s stopped by itself", name, exc_info=cause)
         self._failures.append(f"{name} stopped by itself: {type(cause).__name__}: {cause}")
 
-    # --- what there is -------------------------------------------------------------------------------------------------
+    # --- parts ---------------------------------------------------------------------------------------------------------
 
     @property
     def clock(self) -> VirtualClock:

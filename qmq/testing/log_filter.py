@@ -15,7 +15,7 @@ _users = [0]
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Servers log errors only, unless the test set a level for their loggers. May be entered several times concurrently."""
+    """Let servers log errors only, unless the test set a level for their loggers. May be entered several times concurrently."""
     loggers = [logging.getLogger(f"qmq.{each}") for each in SERVERS]
     _users[0] += 1
     for logger in loggers:

@@ -76,7 +76,7 @@ class Machine(Protocol):
 
     @property
     def is_running(self) -> bool:
-        """Whether the machine was started and has not been killed since."""
+        """True if the machine was started and has not been killed since."""
         ...
 
     async def start(self) -> None:
@@ -84,11 +84,11 @@ class Machine(Protocol):
         ...
 
     def shut(self) -> None:
-        """From now on the machine has no effect outside."""
+        """Cut the machine off: from now on it has no effect outside."""
         ...
 
     async def kill(self) -> None:
-        """Kill it: shut it, and clean up."""
+        """Shut the machine, and clean up."""
         ...
 
 
@@ -124,7 +124,7 @@ class ReplicaMachine:
 
     @property
     def is_serving(self) -> bool:
-        """Whether the replica is its group's master, as far as it knows."""
+        """True if the replica is its group's master, as far as it knows."""
         return self.is_running and self.node is not None and self.node.broker.is_serving
 
     @property

@@ -16,7 +16,7 @@ class MortalDisk(Disk):
         self._is_dead = False
 
     def die(self) -> None:
-        """The process was killed."""
+        """Fail all changes from now on, as after the process was killed."""
         self._is_dead = True
 
     def _require_alive(self) -> None:

@@ -30,7 +30,7 @@ class Parties:
     def __init__(self) -> None:
         self._networks: dict[str, list[PartyNetwork]] = {}
         self._cuts: dict[frozenset[str], int] = {}
-        """How often each pair is cut: faults may overlap."""
+        """The number of cuts of each pair, because faults may overlap."""
 
     def network(self, party: str) -> PartyNetwork:
         """A new network for a party."""
@@ -44,11 +44,11 @@ class Parties:
         return PurePath(parse(address).path.rpartition(":")[0]).name
 
     def are_cut(self, one: str, other: str) -> bool:
-        """Whether nothing passes between two parties."""
+        """True if two parties are cut apart."""
         return frozenset((one, other)) in self._cuts
 
     def cut(self, one: str, other: str) -> None:
-        """From now on nothing passes between two parties."""
+        """Cut two parties apart."""
         pair = frozenset((one, other))
         self._cuts[pair] = self._cuts.get(pair, 0) + 1
         for here, there in ((one, other), (other, one)):
@@ -56,7 +56,7 @@ class Parties:
                 network.drop(there)
 
     def heal(self, one: str, other: str) -> None:
-        """Take one cut back."""
+        """Remove one cut."""
         pair = frozenset((one, other))
         left = self._cuts.pop(pair) - 1
         if left:
@@ -64,7 +64,7 @@ class Parties:
 
 
 class PartyNetwork(Network):
-    """The network of one party. See the module."""
+    """The network of one party."""
 
     is_machine = False
 

@@ -8,8 +8,8 @@ that hangs loses them. The rule:
     more                 the wall time is moved in 60 steps; the loop's time by two minutes, a second a step, the second half of it
                          when the wall time has its new value already
 
-In the second half everything that looks at the wall clock at least once a minute has looked. So a lease of more than two minutes is not
-lost by one long advance; it is by several of two minutes.
+All code that reads the wall clock at least once a minute reads the new time in the second half. So one long advance does not end a lease of
+more than two minutes, but several advances of two minutes do.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class VirtualClock:
         self._moving = asyncio.Lock()
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Its cluster starts in this loop. Raises InvalidArgument for a loop whose time cannot be moved."""
+        """Use the loop in which the cluster starts. Raises InvalidArgument for a loop whose time cannot be moved."""
         found = loop_time_of(loop)
         if self._loop_time not in (None, found):
             raise InvalidArgument("this clock belongs to another event loop: make a new one with virtual()")
@@ -121,8 +121,8 @@ class VirtualClock:
         seconds: float = 0,
         milliseconds: float = 0,
     ) -> None:
-        """Let time pass, as the module describes: `by` plus the other arguments. Messages that became due are on their way afterwards.
-        Raises InvalidArgument for a negative time, or a clock without a cluster.
+        """Let time pass, as the module describes: `by` plus the other arguments. When this returns, messages that became due are on their
+        way. Raises InvalidArgument for a negative time, or a clock without a cluster.
         """
         span = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds, milliseconds=milliseconds)
         span += by if by is not None else timedelta()
