@@ -57,15 +57,24 @@ class End(Enum):
 
 
 MEANINGS: Final = {
-    End.WHOLE: "All replicas start by themselves, nothing acknowledged is lost, and afterwards all have the same whole files.",
-    End.REFUSED: "The damaged replicas do not start, or stop as masters or at a checkpoint, and say why (E401, EIO). The group serves with "
-    "the others if they can elect a master. After the operator moved the folder away (or restored it, if all are damaged) all is whole.",
-    End.PARTLY: "The group serves. What is damaged on all replicas answers E401 with how to pass over it, or is counted as unreadable in a "
-    "delay group; everything else is there.",
-    End.SHORT: "The group serves. What only page caches had is gone; everything that was reported as flushed is there.",
+    End.WHOLE: (
+        "All replicas start without an operator, nothing acknowledged is lost, and afterwards all replicas have the same undamaged files."
+    ),
+    End.REFUSED: (
+        "The damaged replicas do not start, or stop as masters or at a checkpoint, and say why (E401, EIO). The group serves with the "
+        "other replicas if they can elect a master. After the operator has moved the folder away (or restored it, if all are damaged), "
+        "the result is `whole`."
+    ),
+    End.PARTLY: (
+        "The group serves. For messages that are damaged on all replicas, the group answers E401, which says how to skip them; a delay "
+        "group counts them as unreadable. Everything else is there."
+    ),
+    End.SHORT: "The group serves. Messages that were only in page caches are lost; everything that was reported as flushed is there.",
     End.REBUILT: "The group serves. A damaged master answers E401 where it needs the file, until it is restarted, which rebuilds the file.",
-    End.ELSEWHERE: "The group serves. A damaged master does not deliver the damaged messages, and counts them; another one does "
-    "(`qmq transfer`).",
+    End.ELSEWHERE: (
+        "The group serves. A damaged master does not deliver the damaged messages, and counts them; another master delivers them "
+        "(`qmq transfer`)."
+    ),
     End.REPORTED: "The group serves everything; the scrubber reports damage that no replica can repair, where a checkpoint replaces it.",
 }
 
