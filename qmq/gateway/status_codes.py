@@ -1,7 +1,7 @@
 """QMQ's errors as RocketMQ's status codes. Pure.
 
-A code tells a client what to do: 4xxxx to correct the request, 42900 and 5xxxx to try again. Clients send again after any error except
-42900, so a message that may have been stored can be stored twice, with the same message id.
+A code tells a client what to do: 4xxxx to correct the request, 42900 and 5xxxx to try again later. RocketMQ's clients send again by
+themselves after any error except 42900, so a message that may have been stored can be stored twice, with the same message id.
 """
 
 from __future__ import annotations
