@@ -41,7 +41,7 @@ class ChunkLru(Generic[V]):
         return found[0]
 
     def put(self, key: ChunkKey, value: V, size: int) -> list[V]:
-        """Add a value. Returns the evicted values. The new value is never evicted here, whatever its size."""
+        """Add a value. Returns the evicted values. The new value is never evicted here, even if it alone exceeds the limit."""
         left = [self.remove(key)] if key in self._values else []
         self._values[key] = (value, size)
         self.bytes += size
