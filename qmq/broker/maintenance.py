@@ -96,7 +96,7 @@ class Maintenance:
             if timer is not None:
                 timer.cancel()
         if self._flush is not None:
-            await asyncio.wait([asyncio.wrap_future(self._flush, loop=self._loop)])
+            await self._until_ended([self._flush])
         if self._checkpoint is not None:
             await asyncio.wait([self._checkpoint])
         self._threads.shutdown(wait=True)
@@ -114,6 +114,14 @@ class Maintenance:
         running.add_done_callback(self._running.discard)
         return running
 
+    async def _until_ended(self, running: list[Future[Any]]) -> None:
+        """Wait for work of threads. A failure is reported where the work began, and not by asyncio as never retrieved."""
+        if running:
+            ended, _ = await asyncio.wait([asyncio.wrap_future(each, loop=self._loop) for each in running])
+            for each in ended:
+                if not each.cancelled():
+                    each.exception()
+
     def quiesce(self) -> None:
         """Block until no thread works on the store, which is about to be reopened."""
         wait(list(self._running))
@@ -123,8 +131,9 @@ class Maintenance:
         """Start no further work, and wait until the running work has ended: the store is about to be reopened."""
         self._is_paused = True
         while self._running or self._checkpoint is not None:
-            under_way = [asyncio.wrap_future(each, loop=self._loop) for each in self._running]
-            await asyncio.wait([*under_way, *([self._checkpoint] if self._checkpoint is not None else [])])
+            await self._until_ended(list(self._running))
+            if self._checkpoint is not None:
+                await asyncio.wait([self._checkpoint])
             await asyncio.sleep(0)
 
     def go_on(self) -> None:
@@ -345,7 +354,7 @@ class Maintenance:
     async def _close_dropped(self, store: Store, may_hold_files: list[Future[Any]]) -> None:
         """Close dropped files, unless a running flush may be syncing one of them."""
         if may_hold_files:
-            await asyncio.wait([asyncio.wrap_future(each, loop=self._loop) for each in may_hold_files])
+            await self._until_ended(may_hold_files)
         for segments in store.logs:
             segments.close_set_aside()
 

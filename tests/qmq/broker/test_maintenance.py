@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import resource
 import shutil
@@ -205,6 +206,33 @@ async def test_a_slow_disk_makes_one_flush_of_all_that_came_meanwhile_and_then_r
             broker.turn()
         await asyncio.sleep(0)
         assert disk.syncs - before == 2, "there is nothing to flush"
+
+
+async def test_a_flush_that_fails_while_the_broker_stops_is_reported_once(tmp_path: Path) -> None:
+    class BrokenGatedDisk(GatedDisk):
+        def sync(self, fd: int) -> None:
+            super().sync(fd)
+            if threading.current_thread() is not threading.main_thread():
+                raise FlushFailed("fdatasync failed (in this test)")
+
+    reported: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["message"]))
+    disk, fatal = BrokenGatedDisk(), list[BaseException]()
+    disk.gate.clear()
+    store = open_store(tmp_path, LogConfig(flush_interval_ms=0), SystemClock(), disk=disk)
+    running = alone(store, SystemClock(), BrokerConfig(), fatal=fatal.append, tick_s=TICK_S)
+    running.broker.own_writes.append([intake(store.open_queue("s", 0), [b"a"])])
+    await eventually(lambda: disk.syncs)
+    stopping = asyncio.create_task(running.maintenance.stop())
+    await asyncio.sleep(0)  # it waits for the flush
+    disk.gate.set()
+    await stopping
+    await eventually(lambda: fatal)
+    store.close()
+    del running, stopping, store  # asyncio reports a failure that was not retrieved when its future is collected
+    gc.collect()
+    assert [type(each) for each in fatal] == [FlushFailed]
+    assert reported == []
 
 
 async def test_an_interval_between_flushes_does_not_delay_a_requested_flush(tmp_path: Path) -> None:
