@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from pyspark_qmq import offsets
 from pyspark_qmq.arrow_schema import arrow_schema
 from pyspark_qmq.lake.lake_rows import read_lake_task
 from pyspark_qmq.lake.lake_snapshot import LakeSnapshot, read_files, read_snapshots
@@ -19,7 +18,7 @@ from pyspark_qmq.log_opening import address_of, log_at
 from pyspark_qmq.log_reader import TaskPartition
 from pyspark_qmq.planning import may_match, tasks
 from pyspark_qmq.read_options import Choice, LakeAddress, ReadOptions
-from pyspark_qmq.read_ranges import look, read_task
+from pyspark_qmq.read_ranges import assigned, look, read_task
 from pyspark_qmq.source_model import QueueKey, Topology
 from pyspark_qmq.source_schema import MORE_COLUMNS
 from qmq.errors import InvalidArgument, UnknownSubject
@@ -103,9 +102,7 @@ def _whole(choice: Choice) -> Choice:
 
 def _chosen(choice: Choice, topology: Topology, held: Extents) -> tuple[Topology, Extents]:
     """The topology without the queues that `assign` does not name."""
-    if choice.queues is None:
-        return topology, held
     known: set[QueueKey] = {*topology.queues, *held}
-    chosen = {offsets.find_queue("assign", subject, within, known) for subject, names in choice.queues.items() for within in names}
+    chosen = assigned(choice, known)
     queues = {key: queue for key, queue in topology.queues.items() if key in chosen}
     return Topology(queues, topology.routes), {key: each for key, each in held.items() if key in chosen}

@@ -40,7 +40,7 @@ class LogReader(DataSourceReader):
         topology = look(log, asked.choice)
         if not topology.queues:
             raise UnknownSubject(f"no subject matches {asked.choice.pattern!r}")
-        start, end = edges(asked, topology, log)
+        start, end = edges(asked, topology, log.find_time, log.find_time)
         wanted = ranges(start, end, topology.queues, skips_lost=asked.skips_lost)
         return [TaskPartition(each) for each in tasks(log, topology, wanted, asked.plan, asked.selection)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pyspark_qmq import offsets
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+FindTime = Callable[[QueueKey, int], int]
+"""The first sequence of a queue that was stored at or after a time, in ms."""
+
 
 def look(log: CommittedLog, choice: Choice) -> Topology:
     """The committed part of the selected queues. Raises UnknownSubject, InvalidArgument, NotConnected, LogDamaged."""
@@ -26,18 +29,26 @@ def look(log: CommittedLog, choice: Choice) -> Topology:
         subjects = [each for each in log.subjects() if pattern.fullmatch(each)]
         return log.topology(subjects) if subjects else Topology({})
     found = log.topology(list(choice.subjects))
-    if choice.queues is None:
-        return found
-    chosen = {offsets.find_queue("assign", subject, within, found.queues) for subject, names in choice.queues.items() for within in names}
+    chosen = assigned(choice, found.queues)
     return Topology({key: queue for key, queue in found.queues.items() if key in chosen}, found.routes)
 
 
-def edges(asked: ReadOptions, topology: Topology, log: CommittedLog) -> tuple[dict[QueueKey, int], dict[QueueKey, int]]:
-    """Where a batch read starts and ends. Raises InvalidArgument."""
+def assigned(choice: Choice, known: Collection[QueueKey]) -> Collection[QueueKey]:
+    """The known queues that `assign` names; all of them without `assign`. Raises InvalidArgument."""
+    if choice.queues is None:
+        return known
+    return {offsets.find_queue("assign", subject, within, known) for subject, names in choice.queues.items() for within in names}
+
+
+def edges(asked: ReadOptions, topology: Topology, first: FindTime, last: FindTime) -> tuple[dict[QueueKey, int], dict[QueueKey, int]]:
+    """Where a batch read starts and ends; `first` and `last` find the sequences of a start and an end that are times.
+
+    Raises InvalidArgument.
+    """
     queues = topology.queues.values()
-    start = starts(asked, queues, log)
+    start = starts(asked, queues, first)
     if asked.end_ms is not None:
-        end = offsets.by_time(queues, asked.end_ms, log.find_time)
+        end = offsets.by_time(queues, asked.end_ms, last)
     else:
         end = offsets.resolve("endingOffsets", asked.end, queues, offsets.LATEST)
     for key, queue in topology.queues.items():
@@ -46,10 +57,10 @@ def edges(asked: ReadOptions, topology: Topology, log: CommittedLog) -> tuple[di
     return start, end
 
 
-def starts(asked: ReadOptions, queues: Iterable[SourceQueue], log: CommittedLog) -> dict[QueueKey, int]:
+def starts(asked: ReadOptions, queues: Iterable[SourceQueue], find_time: FindTime) -> dict[QueueKey, int]:
     """The start of a read without a checkpoint. Raises InvalidArgument."""
     if asked.start_ms is not None:
-        return offsets.by_time(queues, asked.start_ms, log.find_time)
+        return offsets.by_time(queues, asked.start_ms, find_time)
     return offsets.resolve("startingOffsets", asked.start, queues, offsets.EARLIEST)
 
 

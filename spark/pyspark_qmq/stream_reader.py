@@ -52,7 +52,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The start of a query without a checkpoint. Raises UnknownSubject, InvalidArgument, NotConnected, LogDamaged."""
         if self._initial is None:
             topology = self._look()
-            self._initial = offsets.to_json(starts(self._asked, topology.queues.values(), log_at(self._address)))
+            self._initial = offsets.to_json(starts(self._asked, topology.queues.values(), log_at(self._address).find_time))
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - the name is Spark's

@@ -97,7 +97,7 @@ def _take(spark: SparkSession, catalog: Catalog, namespace: str, asked: ReadOpti
 def _verify(spark: SparkSession, catalog: Catalog, namespace: str, asked: ReadOptions, options: dict[str, str]) -> Report:
     log = log_at(address_of(asked.where))
     topology = look(log, asked.choice)
-    first = starts(asked, topology.queues.values(), log)
+    first = starts(asked, topology.queues.values(), log.find_time)
     tables = [find_table(catalog, namespace, subject) for subject in _subjects(topology)]
     comparison = Comparison(spark, {name: value for name, value in options.items() if name.lower().startswith("qmq.") or name == "path"})
     found = [

@@ -212,7 +212,7 @@ class LakeWriter:
         """The table's positions. A new table begins where the user says. A queue that came later is read from its beginning."""
         found = table.positions()
         if not found:
-            found = {key: at for key, at in starts(self._asked, topology.queues.values(), self._log()).items() if at}
+            found = {key: at for key, at in starts(self._asked, topology.queues.values(), self._log().find_time).items() if at}
             if found and not table.commit([], found, {positions.COMPLETE_FROM: positions.encode(table.subject, found)}):
                 return self._begin(table, topology)  # another writer was faster: its positions count
         return found

@@ -13,11 +13,11 @@ Each message is in one of the ranges, or the read fails and names it. Rows that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from pyspark_qmq import offsets
+from pyspark_qmq import read_ranges
 from pyspark_qmq.offsets import Offsets
 from pyspark_qmq.planning import PlannedRange
 from pyspark_qmq.read_options import ReadOptions
@@ -70,7 +70,7 @@ def joined(log: Topology, held: Extents, *, may_lag: bool) -> Topology:
 
 
 def edges(
-    asked: ReadOptions, whole: Topology, log: Topology, find_time: Callable[[QueueKey, int], int]
+    asked: ReadOptions, whole: Topology, log: Topology, find_time: read_ranges.FindTime
 ) -> tuple[dict[QueueKey, int], dict[QueueKey, int]]:
     """Where a batch read starts and ends. Of a time before the log's oldest message only the table's rows know the sequence: then the
     start is the oldest message, and rows are compared with the time.
@@ -80,7 +80,6 @@ def edges(
 
     Raises InvalidArgument.
     """
-    queues = whole.queues.values()
 
     def found(key: QueueKey, time_ms: int, otherwise: int) -> int:
         if key not in log.queues:
@@ -94,18 +93,7 @@ def edges(
     def last(key: QueueKey, time_ms: int) -> int:
         return found(key, time_ms, log.queues[key].start if key in log.queues else whole.queues[key].end)
 
-    if asked.start_ms is not None:
-        start = offsets.by_time(queues, asked.start_ms, first)
-    else:
-        start = offsets.resolve("startingOffsets", asked.start, queues, offsets.EARLIEST)
-    if asked.end_ms is not None:
-        end = offsets.by_time(queues, asked.end_ms, last)
-    else:
-        end = offsets.resolve("endingOffsets", asked.end, queues, offsets.LATEST)
-    for key, queue in whole.queues.items():
-        if end[key] > queue.end:
-            raise InvalidArgument(f"endingOffsets: {key} ends at {queue.end}, so {end[key]} does not exist yet")
-    return start, end
+    return read_ranges.edges(asked, whole, first, last)
 
 
 def split(start: Offsets, end: Offsets, log: Mapping[QueueKey, SourceQueue], held: Extents, *, skips_lost: bool) -> SplitRanges:
