@@ -53,8 +53,6 @@ class ClientTiming:
     """For calls that take long: handing over a mastership, letting a replica catch up, waiting until the lease of a
     lost broker group ends.
     """
-    publish_look_s: float = 0.2
-    """How often the client asks whether a route change is published."""
 
 
 TIMING: Final = ClientTiming()

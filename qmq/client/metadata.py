@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any, Final
@@ -16,7 +17,7 @@ from qmq_ordering.lane import Lane
 
 from qmq.client.delivery_client import DeliveryClient
 from qmq.client.locator import Pushed
-from qmq.client.metadata_answers import FoundSubject, assigned_lane, is_answer_to, lanes_of, placement_of, schema_of
+from qmq.client.metadata_answers import FoundSubject, assigned_lane, lanes_of, placement_of, schema_of
 from qmq.client.metaserver_calls import CALL_TIMEOUT_S
 from qmq.client.ordered.lane_membership import Assigned, Member
 from qmq.client.partial import Partial
@@ -24,7 +25,6 @@ from qmq.client.route_book import Placement
 from qmq.errors import (
     CallerError,
     CoordinationUnknown,
-    DeadlineExceeded,
     InvalidArgument,
     NotConnected,
     Outcome,
@@ -242,13 +242,20 @@ class MetadataClient(DeliveryClient):
         After a lost answer the call is repeated only if `from_version` is given, because then the change is made at most once. Otherwise
         the error is raised, and `route_history` shows whether the change was made.
 
-        Raises RouteConflict, UnknownSubject, OrderMismatch, UnknownPartition, InvalidArgument; DeadlineExceeded if the change has begun but
-        is not published in time: it continues.
+        Raises RouteConflict, UnknownSubject, OrderMismatch, UnknownPartition, InvalidArgument; DeadlineExceeded with the outcome STORED if
+        the change has begun but is not published in time: it continues. Other errors have the outcome UNKNOWN if the change may be made.
         """
         if sum(each is not None for each in (split, merge, move)) != 1:
             raise InvalidArgument("a change of a route is one split, one merge or one move")
         request = pb.ChangeRouteRequest(
-            subject=subject, from_version=from_version, split=split, merge=merge, move=move, reason=reason, dry_run=dry_run
+            subject=subject,
+            from_version=from_version,
+            split=split,
+            merge=merge,
+            move=move,
+            reason=reason,
+            dry_run=dry_run,
+            change_id="" if dry_run else uuid.uuid4().hex,
         )
         found: pb.ChangeRouteResponse
         if dry_run:
@@ -259,49 +266,26 @@ class MetadataClient(DeliveryClient):
         except (Unavailable, CoordinationUnknown) as failure:
             if not from_version:
                 raise
-            if failure.outcome is not Outcome.STORED:
-                return await self._change_again(request)
-            made = await self._made(request)
-            if made is None:
-                raise
-            return await self._published(subject, made)
+            return await self._change_again(request, failure)
         return found
 
-    async def _change_again(self, request: pb.ChangeRouteRequest) -> pb.ChangeRouteResponse:
-        """Repeat a change after a lost answer. If the change was made, the route differs now, and the repetition is refused."""
+    async def _change_again(self, request: pb.ChangeRouteRequest, first: QmqError) -> pb.ChangeRouteResponse:
+        """Repeat a change after a lost answer. The metaservers recognize the change by its id, and answer when it is published."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._timing.slow_call_s
         found: pb.ChangeRouteResponse
-        try:
-            found = await self._call("ChangeRoute", request, timeout_s=self._timing.slow_call_s)
-        except RouteConflict:
-            made = await self._made(request)
-            if made is None:
-                raise
-            return await self._published(request.subject, made)
-        return found
-
-    async def _made(self, request: pb.ChangeRouteRequest) -> pb.RouteChangeInfo | None:
-        """The change that starts from the request's version, if it is the requested one."""
-        changes = await self.route_history(request.subject)
-        under_way = (await self.describe_route(request.subject)).change
-        for change in (*changes, under_way):
-            if change.to_version == request.from_version + 1:
-                return change if is_answer_to(request, change) else None
-        return None
-
-    async def _published(self, subject: str, change: pb.RouteChangeInfo) -> pb.ChangeRouteResponse:
-        deadline = asyncio.get_running_loop().time() + self._timing.slow_call_s
         while True:
-            described = await self.describe_route(subject)
-            if described.latest_version >= change.to_version:
-                route = (await self.describe_route(subject, change.to_version)).route
-                made = [each for each in await self.route_history(subject) if each.to_version == change.to_version]
-                return pb.ChangeRouteResponse(change=made[0] if made else change, route=route)
-            if asyncio.get_running_loop().time() > deadline:
-                raise DeadlineExceeded(
-                    f"the change of {subject!r} to version {change.to_version} was started, and continues: `qmq route history {subject}`",
-                    outcome=Outcome.UNKNOWN,
-                )
-            await asyncio.sleep(self._timing.publish_look_s)
+            try:
+                found = await self._call("ChangeRoute", request, timeout_s=self._timing.slow_call_s)
+            except RouteConflict:
+                raise  # another change leads to the next version, so this one was not made and never will be
+            except QmqError as failure:
+                if failure.outcome is Outcome.STORED and loop.time() < deadline:
+                    continue  # begun: the next answer comes when it is published
+                if failure.outcome.value < first.outcome.value:
+                    raise first from failure  # refused now, but the first request made the change, or may have
+                raise
+            return found
 
     async def describe_route(self, subject: str, version: int = 0) -> pb.DescribeRouteResponse:
         """A subject's route (0: the latest), its partitions, and the progress of groups. Raises UnknownSubject, OrderMismatch,

@@ -1,4 +1,4 @@
-"""Interprets metaservers' answers: where a subject is, whether a change of its route is the requested one, a consumer's lanes."""
+"""Interprets metaservers' answers: where a subject is, and a consumer's lanes."""
 
 from __future__ import annotations
 
@@ -28,25 +28,6 @@ class FoundSubject:
     @property
     def settings(self) -> pb.SubjectSettings:
         return self.description.settings
-
-
-def is_answer_to(request: pb.ChangeRouteRequest, change: pb.RouteChangeInfo) -> bool:
-    """Whether a change matches the request. Pure.
-
-    Two callers with the same request at the same time may both get the same change, which is what both asked for.
-    """
-    kind = str(request.WhichOneof("operation"))
-    if change.kind != kind or change.reason != request.reason:
-        return False
-    groups = [each.broker_group for each in change.targets]
-    if kind == "split":
-        split = request.split
-        cuts = [each.lps.first for each in change.targets][1:]
-        is_cut_so = cuts == list(split.at) if split.at else len(groups) == (split.parts or 2)
-        return list(change.sources) == [split.partition] and is_cut_so and list(split.broker_groups or groups) == groups
-    if kind == "merge":
-        return sorted(change.sources) == sorted(request.merge.partitions) and (request.merge.broker_group or groups[0]) == groups[0]
-    return list(change.sources) == [request.move.partition] and groups == [request.move.broker_group]
 
 
 def placement_of(subject: str, found: pb.LocateResponse) -> Placement:

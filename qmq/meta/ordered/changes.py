@@ -86,7 +86,7 @@ class RouteChanges:
             )
         if (found := await self._store.get(change_key(subject, version + 1))) is not None:
             raise _under_way(subject, Change.decode(found.value))
-        route = await self._route(subject, version)
+        route = await self.route(subject, version)
         change = make(route)
         change = replace(change, times_ms={**change.times_ms, Phase.PREPARED.value: self._now_ms()})
         if config.fencing is not Fencing.LEASE:
@@ -129,6 +129,12 @@ class RouteChanges:
                     f"whether change {change.id} of subject {subject!r} was prepared cannot be read back: if it was, it continues by itself"
                 ) from failure
 
+    async def made(self, subject: str, version: int, change_id: str) -> Change | None:
+        """The change that leads to `version`, in any phase, or None if there is none or it has another id."""
+        found = await self._store.get(change_key(subject, version))
+        change = Change.decode(found.value) if found is not None else None
+        return change if change is not None and change.id == change_id else None
+
     def know_gone(self, broker_group: str) -> None:
         """Note that the broker group has had no master for long enough, so that it is fenced without another wait."""
         self._sealing.know_gone(broker_group)
@@ -162,7 +168,7 @@ class RouteChanges:
 
     async def _seal(self, subject: str, item: KeyValue, change: Change) -> None:
         config = await self._subject(subject)
-        route = await self._route(subject, change.to_version - 1)
+        route = await self.route(subject, change.to_version - 1)
         sources = [_source(route, number) for number in change.sources]
         after = change
         for part in await self._sealing.silent_first(subject, sources):
@@ -179,7 +185,7 @@ class RouteChanges:
         latest = await self._latest(subject)
         if int(latest.value) != change.to_version - 1:
             return  # another metaserver published the change after it was read
-        route = next_route(await self._route(subject, change.to_version - 1), change)
+        route = next_route(await self.route(subject, change.to_version - 1), change)
         after = step(change, PhaseEvent.PUBLISHED, now_ms=self._now_ms())
         key = route_key(subject, route.version)
         compares = [unchanged(item), unchanged(latest), absent(key)]
@@ -213,7 +219,7 @@ class RouteChanges:
         item, change = await self._change(subject, version)
         after = change
         for number in [number for number, sequence in change.sealed.items() if sequence == FENCED]:
-            part = _source(await self._route(subject, version - 1), number)
+            part = _source(await self.route(subject, version - 1), number)
             with suppress(QmqError):
                 sequence = await self._sealing.sealer.seal(part.group, subject, number, change.id, version)
                 after = step(after, PhaseEvent.SOURCE_SEALED, number=number, sequence=sequence)
@@ -238,7 +244,7 @@ class RouteChanges:
             raise OrderMismatch(f"subject {subject!r} has no route")
         return found
 
-    async def _route(self, subject: str, version: int) -> Route:
+    async def route(self, subject: str, version: int) -> Route:
         found = await self._store.get(route_key(subject, version))
         if found is None:
             raise RouteConflict(f"subject {subject!r} has no route version {version}")

@@ -12,7 +12,7 @@ from qmq_ordering.algebra import next_route
 from qmq_ordering.frontier import Gate, GroupRecord
 from qmq_ordering.hashing import logical_partition
 from qmq_ordering.lane import Assignment
-from qmq_ordering.route import Change, PhysicalPartition
+from qmq_ordering.route import Change, PhysicalPartition, Route
 
 from qmq import limits
 from qmq.errors import (
@@ -32,7 +32,7 @@ from qmq.meta.broker_calls import Brokers, PartitionMasters
 from qmq.meta.cluster_catalog import ClusterCatalog
 from qmq.meta.messages_of import change_of, lane_of, route_of
 from qmq.meta.ordered.auto_reshard import Resharding
-from qmq.meta.ordered.change_plans import Plans
+from qmq.meta.ordered.change_plans import Make, Plans
 from qmq.meta.ordered.controller import Controller
 from qmq.meta.ordered.group_members import LEASE_MS_MIN, GroupMember, require_room, superseded
 from qmq.meta.ordered.group_placement import being_deleted
@@ -83,24 +83,52 @@ class OrderedService:
     # --- routes --------------------------------------------------------------------------------------------------------
 
     async def change_route(self, request: pb.ChangeRouteRequest) -> pb.ChangeRouteResponse:
-        """Plan, prepare and continue a change. Raises RouteConflict, InvalidArgument, UnknownPartition, DeadlineExceeded, ..."""
+        """Plan, prepare and continue a change. A repeated request gets the change that the first one made.
+
+        Raises RouteConflict, InvalidArgument, UnknownPartition, DeadlineExceeded, ...
+        """
         config, _ = await self._subject(request.subject)
         state = await self._cluster.learn_route(config.name)
-        changes = self._controller.changes
         route = state.routes[state.latest]
-        make = await self._plans.plan(request, config, route, changes.new_id())
-        planned = make(route)
-        await self._cluster.require_writable(tuple(sorted({part.group for part in planned.targets})))
-        if request.dry_run:
-            if request.from_version not in (0, route.version):
-                raise RouteConflict(f"the route of subject {config.name!r} is at version {route.version}, not {request.from_version}")
-            return pb.ChangeRouteResponse(change=change_of(planned), route=route_of(next_route(route, planned)))
-        # The plan was made for this version. If the version has changed, the caller plans again.
-        change = await changes.prepare(config.name, make, from_version=request.from_version or route.version)
+        # Looked for after the route was read: a change that made this route is found, and one that is made later fails at `prepare`.
+        change = await self._made_before(config.name, request)
+        if change is None:
+            # Before the plan, which would not find the older version's partitions. Without a dry run, `prepare` compares with the store.
+            if 0 < request.from_version < route.version or (request.dry_run and request.from_version > route.version):
+                raise RouteConflict(
+                    f"the route of subject {config.name!r} is at version {route.version}, not {request.from_version}: "
+                    "read the route again, then plan the change again"
+                )
+            change_id = check_name("change_id", request.change_id) if request.change_id else self._controller.changes.new_id()
+            make = await self._plans.plan(request, config, route, change_id)
+            planned = make(route)
+            await self._cluster.require_writable(tuple(sorted({part.group for part in planned.targets})))
+            if request.dry_run:
+                return pb.ChangeRouteResponse(change=change_of(planned), route=route_of(next_route(route, planned)))
+            change = await self._prepared(config.name, request, make, route)
+        elif change.to_version != route.version + 1:
+            route = await self._controller.changes.route(config.name, change.to_version - 1)
         published = await self._published(config.name, change)
         after = (await self._cluster.learn_route(config.name)).routes
         there = after.get(published.to_version) or next_route(route, published)
         return pb.ChangeRouteResponse(change=change_of(published), route=route_of(there))
+
+    async def _prepared(self, subject: str, request: pb.ChangeRouteRequest, make: Make, route: Route) -> Change:
+        """Prepare the change. If the same request was faster at another metaserver, that request's change."""
+        try:
+            # The plan was made for this version. If the version has changed, the caller plans again.
+            return await self._controller.changes.prepare(subject, make, from_version=request.from_version or route.version)
+        except RouteConflict:
+            change = await self._made_before(subject, request)
+            if change is None:
+                raise
+            return change
+
+    async def _made_before(self, subject: str, request: pb.ChangeRouteRequest) -> Change | None:
+        """The change that the same request made before, or None."""
+        if not request.change_id or not request.from_version or request.dry_run:
+            return None
+        return await self._controller.changes.made(subject, request.from_version + 1, request.change_id)
 
     async def _published(self, subject: str, change: Change) -> Change:
         """Wait for the next route until the caller's deadline."""

@@ -470,11 +470,16 @@ class ChangeRouteRequest(_message.Message):
     MOVE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     DRY_RUN_FIELD_NUMBER: _builtins.int
+    CHANGE_ID_FIELD_NUMBER: _builtins.int
     subject: _builtins.str
     from_version: _builtins.int
     """The version that it starts from; 0: whichever is the latest."""
     reason: _builtins.str
     dry_run: _builtins.bool
+    change_id: _builtins.str
+    """The id of the change, unique for each change. A request with from_version may be repeated with the same id: the change is made once, and
+    each request is answered with it. Empty: the metaserver chooses the id, and a repeated request is another change.
+    """
     @_builtins.property
     def split(self) -> Global___SplitOperation: ...
     @_builtins.property
@@ -491,10 +496,11 @@ class ChangeRouteRequest(_message.Message):
         move: Global___MoveOperation | None = ...,
         reason: _builtins.str = ...,
         dry_run: _builtins.bool = ...,
+        change_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["merge", b"merge", "move", b"move", "operation", b"operation", "split", b"split"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "from_version", b"from_version", "merge", b"merge", "move", b"move", "operation", b"operation", "reason", b"reason", "split", b"split", "subject", b"subject"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change_id", b"change_id", "dry_run", b"dry_run", "from_version", b"from_version", "merge", b"merge", "move", b"move", "operation", b"operation", "reason", b"reason", "split", b"split", "subject", b"subject"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_operation: _TypeAlias = _typing.Literal["split", "merge", "move"]  # noqa: Y015
     _WhichOneofArgType_operation: _TypeAlias = _typing.Literal["operation", b"operation"]  # noqa: Y015

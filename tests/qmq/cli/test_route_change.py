@@ -54,7 +54,9 @@ def test_a_change_is_asked_for_from_the_version_that_was_looked_at(
     answers(meta, SPLIT)
     qmq.text("route", *words, "--reason", "hot", "--no-wait")
     expected = {"subject": "orders", "from_version": 1, "reason": "hot", **operation}
-    assert meta.requests("ChangeRoute") == [pb.ChangeRouteRequest(**expected)]
+    (asked,) = meta.requests("ChangeRoute")
+    assert asked.change_id
+    assert asked == pb.ChangeRouteRequest(**expected, change_id=asked.change_id)
     meta.asked.clear()
     qmq.text("route", *words, "--reason", "hot", "--dry-run")
     assert meta.requests("ChangeRoute") == [pb.ChangeRouteRequest(**expected, dry_run=True)]
