@@ -22,7 +22,7 @@ from contextlib import suppress
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from qmq.errors import InvalidArgument
+from qmq.errors import InvalidArgument, Stopping
 from qmq.token_source import TokenSource, no_token
 
 if TYPE_CHECKING:
@@ -128,11 +128,16 @@ def uid_of_peer(connection: Any) -> int | None:
 def only_uid(host: str, port: int) -> int | None:
     """The only user, besides root, who can connect to a Unix domain socket. None for TCP, and if others can connect.
 
-    gRPC does not identify the peer of a socket, but the socket's permissions limit the possible peers.
+    gRPC does not identify the peer of a socket, but the socket's permissions limit the possible peers. Raises Stopping if the socket's file
+    is gone: a server that stops deletes it while calls on open connections still arrive.
     """
     if not host.startswith(UNIX):
         return None
-    found = os.stat(f"{host[len(UNIX) :]}:{port}")
+    path = f"{host[len(UNIX) :]}:{port}"
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        raise Stopping(f"the socket {path} is gone, so this server is stopping: ask another one, or connect again") from None
     return None if found.st_mode & 0o022 else found.st_uid
 
 

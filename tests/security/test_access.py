@@ -21,7 +21,7 @@ from support import NodeConfig, eventually, node_config, running
 import qmq
 from qmq.client.client_timing import ClientTiming
 from qmq.client.connection import connect
-from qmq.errors import AccessDenied, InvalidArgument, NotAuthenticated
+from qmq.errors import AccessDenied, InvalidArgument, NotAuthenticated, Stopping
 from qmq.node import bootstrap
 from qmq.node.dev_node import Node
 from qmq.proto.v1 import control_pb2, meta_pb2, meta_pb2_grpc
@@ -362,6 +362,18 @@ async def test_a_user_of_this_machine_is_known_by_the_socket_that_the_kernel_vou
             socket.chmod(0o777)
         with pytest.raises(AccessDenied, match="an unknown caller"):
             await mq.access.rules()
+
+
+async def test_a_call_after_the_sockets_file_is_gone_hears_that_the_server_stops(tmp_path: Path) -> None:
+    folder = tmp_path / "sockets"
+    folder.mkdir(mode=0o700)
+    config = replace(node_config(tmp_path / "data"), host=f"unix:{folder}/q")
+    async with running(config) as node, qmq.connect(node.address) as mq:
+        await mq.access.whoami()
+        for socket in folder.iterdir():
+            socket.unlink()
+        with pytest.raises(Stopping, match="is gone, so this server is stopping"):
+            await mq.access.whoami()
 
 
 async def test_a_token_for_a_user_of_one_machine_is_refused(tmp_path: Path) -> None:
