@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from qmq.client.browse_selection import BrowsedMessage, BrowsedQueue
     from qmq.client.browsing import BrowseProgress
     from qmq.client.metadata import MetadataClient
+
+log = logging.getLogger("qmq.client")
 
 
 class BrowsingClient:
@@ -101,13 +104,22 @@ class BrowsingClient:
         return browse(self._links, lambda: self._queues(subject, partial=False), selection, follow=False, partial=False)
 
     async def _queues(self, subject: str, *, partial: bool, broker_group: str = "") -> list[BrowsedQueue]:
+        """The queues to read. Waits for broker groups that have no master, except with `partial`."""
         from qmq.client.browse_selection import BrowsedQueue
+        from qmq.client.queue_reader import ReadPatience
 
-        found = await self.metadata.find_subject(subject)
-        if found is None:
-            raise UnknownSubject(f"there is no subject {subject!r}: `qmq subject list` shows all")
-        silent = {name: why for name, why in found.silent.items() if broker_group in ("", name)}
-        if silent and not partial:
-            raise NotConnected(f"messages of {', '.join(sorted(silent))} are missing: {'; '.join(silent.values())}")
+        patience = ReadPatience(self._links.timing)
+        while True:
+            found = await self.metadata.find_subject(subject)
+            if found is None:
+                raise UnknownSubject(f"there is no subject {subject!r}: `qmq subject list` shows all")
+            silent = {name: why for name, why in found.silent.items() if broker_group in ("", name)}
+            if not silent or partial:
+                break
+            missing = f"messages of {', '.join(sorted(silent))} are missing: {'; '.join(silent.values())}"
+            if patience.is_over:
+                raise NotConnected(missing)
+            log.debug("%s: %s", subject, missing)
+            await patience.rest()
         queues = [each for each in found.description.queues if broker_group in ("", each.broker_group)]
         return [BrowsedQueue(subject, each.broker_group, each.partition, each.next_sequence) for each in queues]

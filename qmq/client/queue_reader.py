@@ -12,7 +12,7 @@ from typing import Final
 from qmq import limits
 from qmq.batch import BatchView
 from qmq.client.browse_selection import BrowsedMessage, BrowsedQueue, BrowseSelection
-from qmq.client.client_timing import pause_s
+from qmq.client.client_timing import ClientTiming, pause_s
 from qmq.client.consumer_session import ANSWER_S
 from qmq.client.links import Links
 from qmq.client.message import Decoded
@@ -113,10 +113,27 @@ class QueueReader:
         return _unpack(await ask_master(self._links, queue, FrameKind.FETCH, request.pack()))
 
 
+class ReadPatience:
+    """How long a read waits for a broker group that has no master: `delivery_timeout_s`, with pauses between its tries."""
+
+    def __init__(self, timing: ClientTiming) -> None:
+        self._loop, self._timing, self._tries = asyncio.get_running_loop(), timing, 0
+        self._until_s = self._loop.time() + timing.delivery_timeout_s
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the read must give up."""
+        return self._loop.time() > self._until_s
+
+    async def rest(self) -> None:
+        """Pause before the next try."""
+        await asyncio.sleep(pause_s(self._timing.session_retry_s, self._tries))
+        self._tries += 1
+
+
 async def ask_master(links: Links, queue: BrowsedQueue, kind: FrameKind, request: bytes) -> memoryview:
     """Ask the current master of a queue, and wait while it cannot be reached. Raises NotConnected."""
-    loop = asyncio.get_running_loop()
-    until_s, tries = loop.time() + links.timing.delivery_timeout_s, 0
+    patience = ReadPatience(links.timing)
     while True:
         try:
             master, connection = await links.reach(queue.subject, queue.broker_group)
@@ -126,11 +143,10 @@ async def ask_master(links: Links, queue: BrowsedQueue, kind: FrameKind, request
                 links.locator.doubt(queue.broker_group, master)
                 raise
         except Unavailable as failure:
-            if loop.time() > until_s:
+            if patience.is_over:
                 raise NotConnected(f"broker group {queue.broker_group!r} cannot be read: {failure.message}") from failure
             log.debug("%s: %s", queue, failure)
-        await asyncio.sleep(pause_s(links.timing.session_retry_s, tries))
-        tries += 1
+        await patience.rest()
 
 
 async def end_of(links: Links, queue: BrowsedQueue) -> int:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
+from support import eventually
 
 import qmq
 from qmq.client import browsing, queue_reader
 from qmq.client.browse_selection import BrowsedMessage
+from qmq.client.client_timing import TIMING
 from qmq.errors import InvalidArgument, NotConnected, UnknownSubject
 from qmq.model import Order, SubjectConfig
 from qmq.node.dev_node import Node
@@ -86,27 +90,42 @@ async def test_partitions_of_all_route_versions_are_read_in_the_order_of_storing
         assert [int(body) for body in await bodies(mq.browse("o", key="k1"))] == list(range(1, 40, 4))
 
 
-async def begun(mq: qmq.Client, subject: str) -> AsyncIterator[BrowsedMessage]:
-    """A browse whose first message was read. On a busy machine the first question may find no master."""
-    while True:
-        following = mq.browse(subject, follow=True)
-        with contextlib.suppress(NotConnected):
-            assert (await anext(following)).body == b"0"
-            return following
-
-
 async def test_a_master_that_is_killed_is_followed_by_the_next_one() -> None:
     async with TestCluster(brokers=3) as cluster:
         mq = cluster.client()
         for number in range(30):
             await mq.send("s", b"%d" % number)
-        async with asyncio.timeout(60):
-            following = await begun(mq, "s")
+        following = mq.browse("s", follow=True)
+        assert (await anext(following)).body == b"0"
         master = cluster.master()
         await cluster.kill(master)
         await cluster.until_master(other_than=master)
         await mq.send("s", b"30")
         assert [int((await anext(following)).body) for _ in range(30)] == list(range(1, 31))
+
+
+async def test_a_browse_that_begins_without_a_master_waits_for_the_next_one(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "qmq.client")
+    async with TestCluster(delay=False) as cluster:
+        mq = cluster.client()
+        await mq.send("s", b"0")
+        master = cluster.master()
+        await cluster.kill(master)
+        found, ends = asyncio.create_task(bodies(mq.browse("s"))), asyncio.create_task(mq.queue_ends("s"))
+        await eventually(lambda: found.done() or caplog.text.count("messages of group-1 are missing") >= 2)
+        await cluster.restart(master)
+        assert await found == [b"0"]
+        assert await ends == {("group-1", 0): 1}
+
+
+async def test_a_browse_names_the_broker_group_that_gets_no_master_in_time() -> None:
+    async with TestCluster(delay=False) as cluster:
+        await cluster.client().send("s", b"0")
+        await cluster.kill(cluster.master())
+        mq = cluster.client(timing=replace(TIMING, delivery_timeout_s=0.1))
+        with pytest.raises(NotConnected, match="messages of group-1 are missing"):
+            await bodies(mq.browse("s"))
+        assert await bodies(mq.browse("s", partial=True)) == []
 
 
 async def test_what_cannot_be_meant_is_refused(node: Node) -> None:
