@@ -39,8 +39,8 @@ log = logging.getLogger("qmq.testing")
 
 DATA_PORT: Final = 1
 CONTROL_PORT: Final = 2
-TIMING: Final = Timing(heartbeat_ms=50, suspect_ms=300, lost_ms=60, poll_ms=60, fence_ms=1_000, quorum_ms=1_000)
-"""Elections take tenths of a second, since everything is in one process."""
+TIMING: Final = Timing(heartbeat_ms=50, suspect_ms=300, lost_ms=60, poll_ms=60, fence_ms=1_000, quorum_ms=1_000, late_ms=90)
+"""Elections take tenths of a second, since everything is in one process. A pause of this process ends no mastership."""
 DELAY: Final = DelayConfig(tick_ms=1, pause_ms=20)
 """Messages are due to the millisecond, because a clock that stops never reaches the next tick."""
 _NOWHERE: Final = EtcdOptions(("127.0.0.1:1",))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+
+import pytest
 from console_support import PlainBrowser, site_of
+from support import eventually
 
 from qmq.console.console_config import MaskRule
 from qmq.testing import TestCluster
@@ -42,16 +46,19 @@ async def test_the_cluster_shows_groups_with_their_replicas(browser: PlainBrowse
         assert shown in page.text, shown
 
 
-async def test_a_mastership_is_transferred_after_the_groups_name_was_typed() -> None:
+async def test_a_mastership_is_transferred_after_the_groups_name_was_typed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "qmq.replication")
     async with TestCluster(brokers=3, delay=False) as cluster:
         site = site_of(cluster, is_writable=True)
         browser = await PlainBrowser(site).log_in()
         before = cluster.master()
         other = next(name for name in cluster.groups["group-1"] if name != before)
         assert (await browser.post("/cluster/group-1", {"verb": "transfer", "to": other})).status == 400
+        caplog.clear()
         page = await browser.post("/cluster/group-1", {"verb": "transfer", "to": other, "confirm": "group-1"})
         assert f"{other} leads group-1 now" in page.text
-        assert await cluster.until_master() == other
+        # A later election, which a busy machine may cause, must not matter: the log says who has been master.
+        await eventually(lambda: f"{other} is master in epoch" in caplog.text)
         await site.close()
 
 

@@ -8,13 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from qmq_replication.core import EPOCH_MAX, EPOCH_SLACK, EXCUSES_MAX
+from qmq_replication.driver import TICK_S
 from qmq_replication.history import EpochRun
 from qmq_replication.peer_proof import DIALS, LISTENS, PeerHello, ProofStep, is_proof, prove
-from qmq_replication.ready import Campaign, LookUp, Role
+from qmq_replication.ready import Campaign, LookUp, Role, Timing
 from qmq_replication.replica_messages import Ack, Append, LogReset, Message, Mismatch, PromiseRequest, Refusal
 from replication_world import Group
 
 from qmq.errors import ProtocolViolation
+from qmq.testing.machine import TIMING
 
 HELLO = PeerHello("g", "a", "b", "nonce")
 FAR = 10**15
@@ -125,6 +127,17 @@ def test_a_slave_that_was_late_itself_waits_for_the_master_again() -> None:
     for turn in range(1, EXCUSES_MAX + 2):
         core.tick(turn * wait_ms, wait_ms - 50)
         assert core.state.role is (Role.SLAVE if turn <= EXCUSES_MAX else Role.POLLING)
+
+
+@pytest.mark.parametrize("timing", [Timing(), TIMING], ids=["servers", "TestCluster"])
+def test_a_pause_of_a_process_that_has_all_replicas_ends_no_mastership(timing: Timing) -> None:
+    tick_ms = int(TICK_S * 1000)
+    for pause_ms in range(0, 2 * timing.suspect_ms, 10):
+        group = Group(timing=timing)
+        group.elect("a")
+        silent_ms = timing.heartbeat_ms + tick_ms + pause_ms
+        group.core["b"].tick(group.now_ms + silent_ms, max(pause_ms - tick_ms, 0))
+        assert group.core["b"].state.role is Role.SLAVE, pause_ms
 
 
 def test_a_slave_that_was_in_time_suspects_a_silent_master() -> None:
