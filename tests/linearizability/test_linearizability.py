@@ -27,7 +27,7 @@ pytestmark = [
 
 CLIENTS = 4
 REGISTERS = 5_000 if forms.FORM == "all" else 200
-REGISTERS_OF_ETCD = 300 if forms.FORM == "all" else 12  # a lost answer costs each client 0.6 s
+REGISTERS_OF_ETCD = 100 if forms.FORM == "all" else 12  # a lost answer costs each client 0.6 s
 SEEDS = forms.seeds(gate=1, every=1, changing=1)
 
 
