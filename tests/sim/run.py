@@ -47,6 +47,8 @@ class Result:
 class Simulation:
     """One run. `node_class` is the product, or a planted bug."""
 
+    checks_class: type[Checks] = Checks
+
     def __init__(
         self, seed: int, minutes: int = 10, node_class: type[Node] = Node, *, plan: Plan | None = None, story: Story | None = None
     ) -> None:
@@ -58,7 +60,7 @@ class Simulation:
         self.first_membership = self.membership = ReplicaMembership(1, names)
         self.faults: Counter[str] = Counter()
         self.nodes: dict[str, Node] = {}
-        self.checks = Checks(self.nodes)
+        self.checks = self.checks_class(self.nodes)
         self.etcd = Etcd(self.world)
         self.network = Network(self.world, self.plan, self.nodes, self.faults)
         self.nemesis = Nemesis(self)

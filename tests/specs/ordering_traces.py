@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Final
 
 from ordersim.plan import draw
 from ordersim.run import SUBJECT, simulate
-from ordersim.tracer import Tracer
+from ordersim.tracer import Observation, Tracer
 
 from specs.ordering_trace import ordering_lines
 from specs.trace_checker import TraceVerdict, check_trace
@@ -34,9 +34,14 @@ def traced(seed: int, observations_max: int, bug: Callable[[], AbstractContextMa
     return tracer
 
 
+def check_observations(found: Sequence[Observation], folder: Path) -> TraceVerdict:
+    """Whether what was seen is a behaviour of the specification."""
+    lines = ordering_lines(found)
+    return check_trace("Ordering", lines.constants, lines.lines, folder)
+
+
 def check_ordering_seed(
     seed: int, observations_max: int, folder: Path, bug: Callable[[], AbstractContextManager[None]] | None = None
 ) -> TraceVerdict:
     """Whether the first observations of a seed's run are a behaviour of the specification."""
-    found = ordering_lines(traced(seed, observations_max, bug).found)
-    return check_trace("Ordering", found.constants, found.lines, folder)
+    return check_observations(traced(seed, observations_max, bug).found, folder)
