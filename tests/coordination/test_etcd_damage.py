@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
-from etcd_support import put_surely
+from etcd_support import put_surely, until
 from qmq_coordination.etcd.etcd_process import EtcdCluster, EtcdProcess
 from qmq_coordination.etcd.etcd_store import EtcdStore
 
@@ -56,7 +57,10 @@ async def test_damaged_members_remove_no_value_that_an_undamaged_majority_has(
     store = EtcdStore(cluster.endpoints, namespace="/damage/", total_s=8)
     try:
         for number in range(200):
-            await put_surely(store, f"key/{number}", b"%d" % number)
+            revision = await put_surely(store, f"key/{number}", b"%d" % number)
+        # A member that lags would not count to an undamaged majority.
+        for member in cluster.members:
+            await until(partial(has, member, revision))
         for member in cluster.members[:count]:
             member.kill()
         for member in cluster.members[:count]:
@@ -64,13 +68,37 @@ async def test_damaged_members_remove_no_value_that_an_undamaged_majority_has(
             member.spawn()
         if count == 1:
             await put_surely(store, "after", b"")
-            assert [await value(store, number) for number in range(200)] == [b"%d" % number for number in range(200)]
+            assert [await value_surely(store, number) for number in range(200)] == [b"%d" % number for number in range(200)]
             return
         with suppress(CoordinationUnavailable, CoordinationUnknown):
             await store.put("after", b"")  # if etcd judges its files whole, they are
             assert [await value(store, number) for number in range(200)] == [b"%d" % number for number in range(200)]
     finally:
         await store.close()
+
+
+async def has(member: EtcdProcess, revision: int) -> bool:
+    """Whether a member itself has this revision."""
+    store = EtcdStore([member.endpoint])
+    try:
+        return (await store.status()).revision >= revision
+    except CoordinationUnavailable:
+        return False
+    finally:
+        await store.close()
+
+
+async def value_surely(store: EtcdStore, number: int) -> bytes | None:
+    """The value, through elections of any length."""
+    found: list[bytes | None] = []
+
+    async def is_read() -> bool:
+        with suppress(CoordinationUnavailable):
+            found.append(await value(store, number))
+        return bool(found)
+
+    await until(is_read, within_s=60)
+    return found[0]
 
 
 async def value(store: EtcdStore, number: int) -> bytes | None:
