@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from sqlalchemy import text
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from qmq.errors import InvalidArgument, NotConnected, Overloaded
 from qmq.sql.database_connection import Executor
@@ -28,7 +29,7 @@ _NO_TABLE: Final = tuple([mark for dialect in DIALECTS.values() for mark in dial
 _BUSY: Final = tuple([mark for dialect in DIALECTS.values() for mark in dialect.busy])
 _AWAY: Final = tuple([state for dialect in DIALECTS.values() for state in dialect.away])
 _TRANSIENT: Final = frozenset({"OperationalError", "InterfaceError", "TimeoutError"})
-"""The names of errors: the DB-API's, in every driver and in SQLAlchemy, and SQLAlchemy's error for an exhausted pool."""
+"""The names of errors: the DB-API's, in every driver and in SQLAlchemy; and an error for a time that is over."""
 
 
 def claim(executor: Executor, statements: DedupStatements, record: Record) -> bool:
@@ -98,10 +99,16 @@ def on_the_way_in(table: str) -> Iterator[None]:
 
     Raises:
         NotConnected: the database cannot be reached.
-        Overloaded: another transaction handles the message, or the database is busy. InvalidArgument: the table does not exist.
+        Overloaded: another transaction handles the message, or the database is busy, or its pool has no free connection.
+        InvalidArgument: the table does not exist.
     """
     try:
         yield
+    except PoolTimeout as failure:
+        raise Overloaded(
+            f"no connection of the engine's pool came free, and nothing was done: give the pool as many connections as handlers run at "
+            f"once, in all listeners that share it ({failure})"
+        ) from failure
     except Exception as failure:
         found = codes(failure)
         if _says(failure, found, _NO_TABLE):

@@ -6,12 +6,15 @@ import asyncio
 import sqlite3
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
-from database_servers import Database
+from database_servers import Database, sqlite_database
 from dedup_ways import WAYS, Boom, Named, Way, away, effects, message, rows, ways
 from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
+from support import eventually
 
 from qmq.errors import InvalidArgument, NotConnected, Overloaded, Unavailable
 from qmq.model import MessageId
@@ -222,3 +225,33 @@ async def test_a_database_that_goes_away_under_the_handler_takes_record_and_effe
                     assert await way.work(message(number))
                     break
     assert len(effects(database)) == 2
+
+
+async def test_a_message_that_gets_no_connection_of_the_pool_is_told_why(tmp_path: Path) -> None:
+    database = sqlite_database(tmp_path / "business.sqlite")
+    small: dict[str, Any] = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 0.1}
+    engine, async_engine = create_engine(database.sync_url, **small), create_async_engine(database.async_url, **small)
+    async with ways(database):
+        with engine.connect(), pytest.raises(Overloaded, match="no connection of the engine's pool came free"):
+            await Way("engine", database, engine).work(message(1))
+        async with async_engine.connect():
+            with pytest.raises(Overloaded, match="no connection of the engine's pool came free"):
+                await Way("async-engine", database, async_engine).work(message(1))
+    engine.dispose()
+    await async_engine.dispose()
+
+
+async def test_handlers_that_are_cancelled_anywhere_return_their_connection(tmp_path: Path) -> None:
+    database = sqlite_database(tmp_path / "business.sqlite")
+    engine = create_async_engine(database.async_url, pool_size=1, max_overflow=0)
+    async with ways(database):
+        way = Way("async-engine", database, engine)
+        for rounds in range(0, 150, 3):
+            task = asyncio.create_task(way.work(message(rounds)))
+            for _ in range(rounds):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            await eventually(lambda: engine.pool.checkedout() == 0)  # type: ignore[attr-defined]
+        assert await way.work(message(1_000))
+    await engine.dispose()
