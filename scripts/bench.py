@@ -32,6 +32,7 @@ import bench_many as many
 import bench_new_replica as new_replica
 import bench_ordered as ordered
 import bench_replicas as replicas
+import bench_shards as shards
 import bench_spark as spark
 import bench_tiering as tiering
 from bench_processes import Node, in_loop, together
@@ -323,6 +324,7 @@ def scenarios(scale: float) -> dict[str, dict[str, Callable[[], Any]]]:
             "1 KB, send, one replica": lambda: replicas.replicated(1, n(600_000), 1024),
             "1 KB, send, three replicas, quorum": lambda: replicas.replicated(3, n(600_000), 1024),
         },
+        "shards": {f"shards, {name}": work for name, work in shards.scenarios(scale).items()},
         "cold": {"2 GiB that is on the disk only": lambda: cold_reads.cold(n(2_000_000))},
         "large": {f"{mib} MiB bodies": lambda mib=mib: large.bodies(mib, max(int(1024 * scale) // mib, 8)) for mib in (1, 4, 15)},
         "delay": {
