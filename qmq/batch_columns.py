@@ -47,7 +47,7 @@ UNREADABLE: Final = (CorruptBatch, error, ValueError, IndexError, OverflowError)
 """The errors of reading a region with a correct checksum, for `except`: older versions stored batches that brokers now refuse."""
 _KNOWN_COLUMNS: Final = sum(Column)
 _CREATE_DELTA, _MESSAGE_ID, _KEY, _LOGICAL_PARTITION, _TAGS, _HEADERS, _DUE = map(int, Column)
-"""Plain numbers: every look at a batch tests each of them, and an enum's `&` creates a new member."""
+"""Plain numbers, because reading a batch tests each of them, and an enum's `&` creates a new member."""
 
 
 class BatchFlag(IntFlag):
@@ -64,7 +64,7 @@ class BatchFlag(IntFlag):
     AGAIN = 16
     """The batch may be stored already under this number: the broker searches all of its history for the number."""
     HALF = 32
-    """Delayed messages that wait for a decision: to move one is to commit it; those that are due undecided are cancelled, not delivered."""
+    """Delayed messages that wait for a decision: moving one commits it. Messages still undecided when due are cancelled, not delivered."""
 
 
 _DIRECTED: Final = int(BatchFlag.DIRECTED)
@@ -158,7 +158,7 @@ def _header_buffers(headers: list[Mapping[str, bytes]]) -> list[bytes]:
 
 
 def optional_buffers(columns: Columns) -> tuple[int, list[bytes]]:
-    """(which columns are present, their buffers in order), without the bodies."""
+    """(the columns that are present, their buffers in order), without the bodies."""
     flags, buffers = 0, list[bytes]()
     if columns.create_deltas is not None:
         flags |= Column.CREATE_DELTA
@@ -215,7 +215,7 @@ def parse_header(region: bytes | memoryview) -> RegionHeader:
 
 
 def check_region(region: bytes, region_crc: int) -> None:
-    """Raises CorruptBatch if the producer's checksum does not hold."""
+    """Raise CorruptBatch if the producer's checksum is wrong."""
     if crc32c(region) != region_crc:
         raise CorruptBatch("the producer's checksum is wrong: the batch was damaged after it was made")
 

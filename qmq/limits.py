@@ -17,7 +17,7 @@ BATCH_BYTES_MAX: Final = 16 * MIB
 """Largest batch a broker takes, header included. Bounds what one checksum covers and one frame carries."""
 
 LONG_BODY_BYTES_MAX: Final = BATCH_BYTES_MAX - MIB
-"""The most that a subject can take as a body: the rest of its batch fits beside it."""
+"""Largest body that a subject's settings may allow: the rest of the batch needs the other MiB."""
 
 BATCH_MESSAGES_MAX: Final = 65_535
 """Messages in a batch: the index inside a batch is 16 bits of the message id."""
@@ -36,7 +36,7 @@ ASKING_BYTES_MAX: Final = 64 * KIB
 """Largest frame that carries no messages (JSON and fixed structs): parsing 16 MiB of JSON blocked a broker for seconds."""
 
 SETTLE_RANGES_MAX: Final = 20_000
-"""Ranges in one SETTLE or LANE_SETTLE that a broker accepts: older clients send so many."""
+"""Ranges in one SETTLE or LANE_SETTLE that a broker accepts, because older clients send up to this many."""
 
 SETTLE_RANGES_SENT: Final = 10_000
 """Ranges in one SETTLE or LANE_SETTLE that a client sends: older brokers accept no more."""
@@ -51,7 +51,7 @@ INFLIGHT_BYTES_MAX: Final = 64 * MIB
 """Unanswered bytes of one connection beyond which a broker stops reading from it."""
 
 PARTIAL_FRAMES_BYTES_MAX: Final = 256 * MIB
-"""Bytes of large frames that have arrived in part, over all connections: sixteen of the largest. Compare Kafka's
+"""Bytes of partly received large frames, over all connections: sixteen of the largest. Compare Kafka's
 `queued.max.request.bytes`.
 """
 
@@ -59,7 +59,7 @@ PULL_MESSAGES_MAX: Final = 65_535
 """Messages one pull may ask for."""
 
 PULL_BYTES_MAX: Final = 8 * MIB
-"""Bytes one pull answer aims at; one batch may exceed it, since a batch is never cut."""
+"""Bytes that a pull may ask for. The answer may be one batch larger, because a batch is never cut."""
 
 TAGS_MAX: Final = 10
 """Tags on one message (the Java original's limit)."""

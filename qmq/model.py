@@ -17,7 +17,7 @@ from qmq.errors import InvalidArgument, InvalidName
 Sequence = NewType("Sequence", int)
 
 PullSequence = NewType("PullSequence", int)
-"""A message's number among those that one consumer was handed, from 0, without gaps."""
+"""A message's number among the messages handed to one consumer, from 0, without gaps."""
 
 Position = NewType("Position", int)
 """A byte's place in a log, counted from the log's first byte ever."""
@@ -186,7 +186,7 @@ class Order(Enum):
     STRICT = "strict"
     """Every group sees the messages in the order in which they were sent, always."""
     BEST_EFFORT = "best-effort"
-    """In order as long as all broker groups work. When one cannot take messages, another takes them at once, out of order."""
+    """In order as long as all broker groups work. When one cannot take messages, another takes them immediately, out of order."""
 
 
 class Fencing(Enum):

@@ -14,7 +14,7 @@ ID_CHARS: Final = 32
 
 
 class OutboxEntry(models.Model):
-    """A message that a committed transaction left, and that is not sent yet."""
+    """A message of a committed transaction that is not sent yet."""
 
     id = models.BigAutoField(primary_key=True)
     message_id = models.BinaryField()

@@ -16,7 +16,7 @@ from qmq.integrations.django.site_settings import SiteSettings
 
 _lock = threading.Lock()
 _clients: dict[int, BlockingClient] = {}
-"""The clients by process. A forked child has a copy of its parent's client without the thread, and leaves that copy untouched."""
+"""The clients by process. A forked child inherits its parent's client without the client's thread, and does not use it."""
 
 
 def client() -> BlockingClient:

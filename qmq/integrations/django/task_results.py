@@ -42,7 +42,7 @@ def result_of(record: TaskRecord, task: Any) -> Any:
 
 
 def set_started(record: TaskRecord, worker: str, now: datetime) -> None:
-    """Another attempt begins."""
+    """Record the beginning of an attempt."""
     record.status = TaskResultStatus.RUNNING.value
     record.started_at = record.started_at or now
     record.last_attempted_at = now

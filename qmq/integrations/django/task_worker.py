@@ -19,8 +19,10 @@ logger = logging.getLogger(__name__)
 
 
 def handle(message: qmq.Message) -> None:
-    """Run the task that a message names. A task whose function this process does not have raises: the message is retried, and ends as a
-    dead letter. A task that raises has failed for good, as Django has it; its message is acknowledged."""
+    """Run the task that a message names, and acknowledge the message. A task that raises is not run again, as in Django's own backends.
+
+    Raises ImportError if this process does not have the task's function: the message is retried, and ends as a dead letter.
+    """
     identifier = message.body.decode()
     using = router.db_for_write(TaskRecord)
     record = TaskRecord.objects.using(using).filter(id=identifier).first()
@@ -45,7 +47,7 @@ def run(record: TaskRecord, using: str) -> None:
     except BaseException as error:
         set_failed(record, error, timezone.now())
         _save(record, using, "status", "errors", "finished_at")
-        task_finished.send(sender, task_result=result_of(record, task))  # here, where a receiver can log the exception
+        task_finished.send(sender, task_result=result_of(record, task))  # within `except`, so that a receiver can log the exception
     else:
         _save(record, using, "status", "return_value", "finished_at")
         task_finished.send(sender, task_result=result_of(record, task))
@@ -58,6 +60,6 @@ def _call(task: Any, result: Any) -> Any:
 
 
 def _save(record: TaskRecord, using: str, *fields: str) -> None:
-    """If two workers ran the task, because one counted as dead, the result of the first one is kept."""
+    """Save fields of an unfinished task. If two workers ran the task, because one was taken for dead, the first result is kept."""
     values = {field: getattr(record, field) for field in fields}
     TaskRecord.objects.using(using).filter(id=record.id, finished_at=None).update(**values)

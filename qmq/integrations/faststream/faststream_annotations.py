@@ -1,4 +1,7 @@
-"""Annotations by which a handler gets what is QMQ's: `async def bill(order: Order, message: Message, mq: Client) -> None`."""
+"""Annotations for handlers that need the message, the broker or the client.
+
+    async def bill(order: Order, message: Message, mq: Client) -> None: ...
+"""
 
 from __future__ import annotations
 

@@ -33,11 +33,11 @@ INSTEAD: Final = {
     kind: UnderlyingDriverAnnotation(type_hint=kind, module=ANNOTATIONS, name=name)
     for kind, name in ((qmq.Message, "Message"), (qmq.OrderedMessage, "Message"), (QmqMessage, "Message"), (qmq.Client, "Client"))
 }
-"""Classes that FastStream would look for in the body, and the annotation to use: it names them when the broker starts."""
+"""For classes that FastStream would otherwise look for in the body, the annotation to use. FastStream names it when the broker starts."""
 
 
 class QmqBroker(QmqRegistrator, BrokerUsecase[Raw, qmq.Client, QmqBrokerConfig]):
-    """FastStream's broker on QMQ. Answers to its requests come over the subject `answers`. `connect` are options of `qmq.connect`."""
+    """FastStream's broker on QMQ. It reads the answers to its requests from the subject `answers`. `connect`: options of `qmq.connect`."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class QmqBroker(QmqRegistrator, BrokerUsecase[Raw, qmq.Client, QmqBrokerConfig])
         await super().start()
 
     async def stop(self, exc_type: Any = None, exc_val: Any = None, exc_tb: Any = None) -> None:
-        """Stop the subscribers, send what is under way, and disconnect."""
+        """Stop the subscribers, finish sending, and disconnect."""
         await super().stop(exc_type, exc_val, exc_tb)
         await self._answers.close()
         client, self._connection, self._own.mq = self._connection, None, None
@@ -165,7 +165,7 @@ class QmqBroker(QmqRegistrator, BrokerUsecase[Raw, qmq.Client, QmqBrokerConfig])
         timeout: float = REQUEST_S,
     ) -> Any:
         """Send a message, and return the answer of its handler. Raises TimeoutError if there is none `timeout` seconds after the message
-        is stored; the message is handled all the same. Raises InvalidArgument for a correlation id that waits already.
+        is stored; the message is handled all the same. Raises InvalidArgument if another request waits with the same correlation id.
         """
         sent = {"key": key, "tags": tags, "timeout_s": timeout, "_publish_type": PublishType.REQUEST}
         command = self._command((message,), subject, headers, correlation_id, **sent)

@@ -1,4 +1,4 @@
-"""Descriptions of subscribers and publishers for AsyncAPI. A subject with the prefixes of its routers is made here, and nowhere else."""
+"""Descriptions of subscribers and publishers for AsyncAPI. Only this module joins a subject with the prefixes of its routers."""
 
 from __future__ import annotations
 

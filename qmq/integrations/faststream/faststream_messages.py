@@ -43,7 +43,7 @@ class MessageBatch:
             self.is_settled = True
 
     def fail(self, delay: timedelta | None = None, error: str | BaseException = "") -> None:
-        """All failed: they are handed out again. Raises InvalidArgument, DelayTooLong."""
+        """Count a failed attempt of all messages: they are handed out again. Raises InvalidArgument, DelayTooLong."""
         if self.is_settled:
             return
         if isinstance(self.messages, Messages):
@@ -53,7 +53,7 @@ class MessageBatch:
         self.is_settled = True
 
     def reject(self, error: str | BaseException = "") -> None:
-        """No other attempt will help: dead-letter queue. Of an ordered subject they are handed out again: a batch cannot park its keys."""
+        """Put all messages into the dead-letter queue. Those of an ordered subject are handed out again: a batch cannot park its keys."""
         if not isinstance(self.messages, Messages):
             self.fail(error=error)
         elif not self.is_settled:
@@ -62,7 +62,7 @@ class MessageBatch:
 
 
 Raw = AnyMessage | MessageBatch
-"""The raw message, in FastStream's words."""
+"""The type of FastStream's `raw_message`."""
 
 
 def fail_raw(raw: Raw, delay: timedelta | None = None, error: str = "") -> None:

@@ -100,7 +100,7 @@ class SubjectPublisher(PublisherUsecase):
 
 
 class BatchPublisher(SubjectPublisher):
-    """Sends several messages together. What a decorated handler returns is a list of them."""
+    """Sends several messages together. A decorated handler returns a list of them."""
 
     is_batch = True
 

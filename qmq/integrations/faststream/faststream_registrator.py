@@ -1,4 +1,4 @@
-"""Making of subscribers and publishers: what broker and router have in common, and routes as values."""
+"""Makes subscribers and publishers: the common part of broker and router, and routes as values."""
 
 from __future__ import annotations
 

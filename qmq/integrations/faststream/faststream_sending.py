@@ -22,11 +22,11 @@ from qmq.integrations.faststream.faststream_messages import CONTENT_TYPE, CORREL
 from qmq.integrations.faststream.request_answers import RequestAnswers
 
 REQUEST_S: Final = 0.5
-"""FastStream's own default: how long a request waits for its answer."""
+"""How long a request waits for its answer: FastStream's own default."""
 
 
 class QmqResponse(Response):
-    """A handler's return value whose answer needs a key, tags or a delay; in `publish_batch`, one message with its own options."""
+    """A handler's answer with a key, tags or a delay. In `publish_batch`, one message with its own options."""
 
     def __init__(
         self,

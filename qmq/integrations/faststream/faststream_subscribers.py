@@ -47,7 +47,7 @@ class SubscriberConfig(SubscriberUsecaseConfig):
 
     @property
     def ack_policy(self) -> AckPolicy:
-        """By default a failed message is handed out again, one attempt older."""
+        """By default, a failed message is handed out again, with an attempt number increased by one."""
         for found in (self._ack_policy, self._outer_config.ack_policy):
             if found is not EMPTY:
                 return found
@@ -95,7 +95,7 @@ class SubjectSubscriber(SubscriberUsecase[Raw]):
     async def _joined(self) -> AnyConsumer:
         if self._consumer is None:
             mq = self._client
-            # A subscriber may start before anybody sends: as a listener does, it makes the subject.
+            # A subscriber may start before the first message is sent: like a listener, it creates the subject.
             located = await mq.metadata.locate(self.subject, create=True)
             consumer: AnyConsumer
             if located.settings.order:
@@ -173,8 +173,8 @@ class SubjectSubscriber(SubscriberUsecase[Raw]):
 
 
 class BatchSubscriber(SubjectSubscriber):
-    """Handles up to `messages_max` messages at a time, as a list: what is there, without waiting for more. They succeed or fail together;
-    of an ordered subject they are of one lane, whose later messages wait.
+    """Handles up to `messages_max` messages at a time, as a list. It does not wait until a list is full. The messages of a list succeed or
+    fail together. On an ordered subject they come from one lane, whose later messages wait.
     """
 
     is_batch = True

@@ -1,8 +1,8 @@
 """FastStream's test broker for QMQ: a handler runs while its message is published, in memory or, with `with_real`, on a real node.
 
-In memory there is no node: messages are real messages of QMQ (`qmq.client.local_messages`) which no broker stored. Of each group, one
-subscriber gets a message, if its tags fit; delays are not waited for, an exception of a handler is raised where the message was published,
-and verdicts go nowhere: there are no retries and no dead letters. For these, test against `qmq.testing.TestCluster`.
+In memory there is no node: messages are QMQ's own (`qmq.client.local_messages`), but no broker stores them. One subscriber of each group
+gets a message, if its tags fit. Delays are ignored, an exception of a handler is raised where the message was published, and verdicts have
+no effect: there are no retries and no dead letters. To test these, use `qmq.testing.TestCluster`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class TestQmqBroker(TestBroker[QmqBroker, EnterType], broker=QmqBroker):
     def _patch_producer(self, broker: QmqBroker) -> Iterator[None]:
         config = broker.config.broker_config
         memory = MemoryClient()
-        before, config.mq = config.mq, memory  # type: ignore[assignment]  # as far as subscribers use a client
+        before, config.mq = config.mq, memory  # type: ignore[assignment]  # it has the methods of a client that subscribers use
         try:
             with change_producer(config, MemoryProducer(broker, self.brokers)):
                 yield
@@ -62,7 +62,7 @@ class TestQmqBroker(TestBroker[QmqBroker, EnterType], broker=QmqBroker):
 
 
 class MemoryProducer(QmqProducer):
-    """Hands messages to the subscribers of some brokers."""
+    """Hands messages to the subscribers of `brokers`."""
 
     def __init__(self, broker: QmqBroker, brokers: Sequence[QmqBroker]) -> None:
         super().__init__(broker.config.broker_config, broker._parser, broker._decoder, RequestAnswers(ANSWERS))

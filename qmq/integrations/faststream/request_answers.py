@@ -1,10 +1,10 @@
-"""Requests and their answers. All brokers that ask read one subject of answers, each of them every answer, and an answer belongs to the
-request with its correlation id:
+"""Requests and their answers. All brokers that send requests read one subject of answers. Each of them reads every answer, and takes those
+whose correlation id belongs to one of its requests:
 
     request ──▶ subject, with `reply_to` and a correlation id ──▶ handler ──▶ subject of answers ──▶ the broker that asked
 
-The first request joins the subject of answers; from then on no answer is missed. QMQ stores requests like any message: a request whose
-time is over is still handled, but its answer is dropped.
+The first request joins the subject of answers; from then on no answer is missed. QMQ stores requests like any message: a request that timed
+out is still handled, but its answer is dropped.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RequestAnswers:
 
     async def ask(self, mq: qmq.Client, correlation_id: str, send: Callable[[], Awaitable[object]], timeout_s: float) -> Message:
         """Send a request by `send`, and return its answer. Raises TimeoutError if none came in time after it was stored, InvalidArgument
-        for a correlation id that waits already, and what `send` raises.
+        if another request waits with the same correlation id, and what `send` raises.
         """
         await self._join(mq)
         if correlation_id in self._waiting:

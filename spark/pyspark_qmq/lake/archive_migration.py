@@ -1,8 +1,8 @@
-"""Archives of older versions into tables, once: `qmq lake migrate`.
+"""Copies archives of older versions into tables, once: `qmq lake migrate`.
 
-Such a folder has `_qmq/archive.json` (what was selected), `_qmq/manifests/0000000001.json` and so on (each a change: files that came,
-files that went, and how far the queues were archived with them), and Parquet files below `_qmq/files`. The subjects' positions are
-committed with their files, so a migration that dies can be started again, and `qmq lake follow` continues where the archive ended.
+Such a folder has `_qmq/archive.json` (what was selected), `_qmq/manifests/0000000001.json` and so on (each one change: added files, removed
+files, and how far the queues were archived with them), and Parquet files below `_qmq/files`. A subject's positions are committed with its
+files, so an interrupted migration can be started again, and `qmq lake follow` continues where the archive ended.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class OldFile(NamedTuple):
 
 @dataclass(slots=True)
 class OldArchive:
-    """The sum of the manifests."""
+    """The content of an archive: the result of all its manifests."""
 
     files: dict[str, OldFile] = field(default_factory=dict)
     reached: dict[QueueKey, int] = field(default_factory=dict)
@@ -81,7 +81,7 @@ def read_manifests(folder: Path) -> OldArchive:
 def _apply(archive: OldArchive, path: Path) -> None:
     try:
         change: Any = json.loads(path.read_bytes())
-        if change["kind"] != "sweep":  # which deletes what a compaction took out of the archive before
+        if change["kind"] != "sweep":  # a sweep deletes files that an earlier compaction removed from the archive
             for each in change["gone"]:
                 del archive.files[each]
         archive.files.update({each["path"]: OldFile(each["path"], each["rows"]) for each in change["files"]})
@@ -95,7 +95,7 @@ def migrate(folder: Path, catalog: Catalog, namespace: str) -> Iterator[Migrated
     """Copy each subject that this folder's migration has not copied yet, with one commit.
 
     Raises:
-        InvalidArgument: there is no archive; it has selected messages; a subject has a table from elsewhere.
+        InvalidArgument: there is no archive; it has selected messages; a subject's table has messages from another source.
         LogDamaged: a file does not hold what its manifest says.
         Overloaded: another process wrote the table at the same time.
     """
@@ -139,7 +139,7 @@ def _opened(path: Path) -> pq.ParquetFile:
 
 
 def _converted(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The old columns in the table's order and types. An archive had no logical partitions, so the column is null."""
+    """Convert the old columns to the table's order and types. An archive had no logical partitions, so the column is null."""
     held = {name: batch.column(name) for name in batch.schema.names}
     held["logical_partition"] = pa.nulls(batch.num_rows)
     return pa.RecordBatch.from_arrays([held[each.name].cast(each.type) for each in SCHEMA], schema=SCHEMA)

@@ -21,16 +21,16 @@ _REFUSALS: Final = (
     "no pg_hba.conf entry",
     "not permitted to log in",
 )
-"""Words of SQLite and PostgreSQL."""
+"""Texts of errors by which SQLite and PostgreSQL refuse a connection for good."""
 
 
 class CatalogAway(Unavailable):
-    """The catalog did not answer, or could not do its work now. A commit under way is done or not: the table's positions tell."""
+    """The catalog did not answer, or cannot work for now. A commit in progress may have been made: the table's positions tell."""
 
 
 @contextmanager
 def answering_catalog() -> Iterator[None]:
-    """Turn the errors of a catalog that does not answer, which are those of several libraries, into CatalogAway."""
+    """Convert the errors of a catalog that does not answer, which come from several libraries, to CatalogAway."""
     try:
         yield
     except Exception as cause:
@@ -44,12 +44,12 @@ def _away(cause: Exception) -> CatalogAway:
 
 
 def is_away(cause: Exception) -> bool:
-    """Whether an error says that the catalog's server or database does not answer, not that a request is wrong."""
+    """Whether an error means that the catalog's server or database does not answer, rather than that a request is invalid."""
     if isinstance(cause, (ServerError, ServiceUnavailableError, TooManyRequestsError, NoConnection, Timeout)):
         return True
     try:
         from sqlalchemy import exc
-    except ImportError:  # PyIceberg needs it for SQL catalogs only
+    except ImportError:  # PyIceberg needs SQLAlchemy only for SQL catalogs
         return False
     is_lost = isinstance(cause, exc.DBAPIError) and cause.connection_invalidated
     return is_lost or isinstance(cause, (exc.OperationalError, exc.InterfaceError, exc.TimeoutError))
@@ -61,9 +61,9 @@ def _is_refused(cause: Exception) -> bool:
 
 
 def open_catalog(name: str, uri: str, warehouse: str, properties: Iterable[str] = ()) -> Catalog:
-    """A catalog by its name in PyIceberg's configuration; `uri`, `warehouse` and `properties` (`key=value`) override it.
+    """Open a catalog by its name in PyIceberg's configuration; `uri`, `warehouse` and `properties` (`key=value`) override it.
 
-    Raises InvalidArgument if nothing says what and where the catalog is, or if it cannot be opened so; CatalogAway.
+    Raises InvalidArgument if the catalog is not configured or its configuration is invalid; CatalogAway.
     """
     given = {"uri": uri, "warehouse": warehouse, **dict(map(_property, properties))}
     if uri and "type" not in given:

@@ -1,7 +1,7 @@
-"""Rows of older files in the table's present columns: fields that came later are null, and types are wider. Pure.
+"""Converts rows of older files to the table's current columns: fields that were added later are null, and types may be wider. Pure.
 
-PyIceberg's own reading is not used where rows are written again: it makes an empty list of a null list of structs (iceberg-python issue
-3833).
+PyIceberg's own reader is not used where rows are written again, because it reads a null list of structs as an empty list (iceberg-python
+issue 3833).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def conformed_array(held: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The same values in a type that is as wide or wider, or has other names within."""
+    """The same values as another type: wider, with more fields, or with other names for the items of lists and maps."""
     if held.type.equals(kind):
         return held
     if pa.types.is_struct(kind):

@@ -1,4 +1,4 @@
-"""Where a table's data files go, also from other processes: a value that can be pickled, as PyIceberg's own storage cannot."""
+"""The folder of a table's data files. Unlike PyIceberg's own storage, the value can be pickled for other processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyiceberg.io import OutputStream, load_file_io
 class DataFolder:
     """The folder of a table's data files.
 
-    `properties` are PyIceberg's for the storage. They may hold its keys, so that executors can write.
+    `properties` are PyIceberg's properties of the storage. They may contain its access keys, so that executors can write.
     """
 
     root: str
@@ -23,5 +23,5 @@ class DataFolder:
         return f"{self.root}/{name}"
 
     def create(self, location: str) -> OutputStream:
-        """A new file, to be written. Raises FileExistsError."""
+        """Create a file and open it for writing. Raises FileExistsError."""
         return load_file_io(dict(self.properties), location).new_output(location).create()

@@ -1,6 +1,7 @@
-"""Record batches into Parquet files, one for each day of `append_time` (UTC).
+"""Writes record batches into Parquet files, one for each day of `append_time` (UTC).
 
-A file is on disk when `close` returns: a commit must not name a file that a power cut takes. Object stores keep a file when it is closed.
+`close` flushes the files to disk, because a commit must not name a file that a power failure can lose. An object store has a file once it
+is closed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class DayFile(NamedTuple):
     location: str
     rows: int
     is_rejected: bool = False
-    """Whether it belongs to the table of rejected messages."""
+    """Whether the file belongs to the table of rejected messages."""
 
 
 @dataclass(slots=True)
@@ -52,7 +53,7 @@ class _OpenFile:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits as one row group."""
+        """Write the waiting batches as one row group."""
         if self.waiting:
             table = pa.Table.from_batches(self.waiting, self.schema)
             self.rows += table.num_rows
@@ -75,7 +76,7 @@ class DayFiles:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add rows with the columns of the schema. Raises OSError."""
-        batch = pa.RecordBatch.from_arrays(batch.columns, schema=self._schema)  # a reader of the log says of no column that it is not null
+        batch = pa.RecordBatch.from_arrays(batch.columns, schema=self._schema)  # readers of the log declare every column nullable
         days = np.asarray(batch.column("append_time").cast(pa.int64())) // _DAY_US
         first, last = int(days.min()), int(days.max())
         if first == last:
@@ -102,7 +103,7 @@ class DayFiles:
         return found
 
     def close(self, sync: Callable[[str], None] | None = None) -> list[DayFile]:
-        """Finish all files, and see that they are on disk. Raises OSError."""
+        """Finish all files, and flush them to disk. Raises OSError."""
         made = []
         for _, each in sorted(self._open.items()):
             each.flush()
@@ -117,7 +118,7 @@ class DayFiles:
         """Close the files without finishing them: no commit will name them."""
         for each in self._open.values():
             with suppress(OSError, pa.ArrowException):
-                each.writer.close()  # or its destructor would complain that the stream is closed
+                each.writer.close()  # otherwise its destructor writes to the closed stream
             with suppress(OSError):
                 each.stream.close()
         self._open = {}

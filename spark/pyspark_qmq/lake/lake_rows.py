@@ -1,7 +1,7 @@
 """Rows of a table's files as record batches of the data source, in executors.
 
-Parquet's statistics of row groups leave out what cannot be wanted: other partitions, sequences, times and keys. Tags are compared
-afterwards.
+A row group is not read if its Parquet statistics show that it has no wanted partition, sequence, time or key. Tags are compared after
+reading.
 """
 
 from __future__ import annotations

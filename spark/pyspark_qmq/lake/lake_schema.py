@@ -25,12 +25,12 @@ COLUMNS: Final = (
     "append_time",
     "epoch",
 )
-"""In the order of the table. `subject` is not among them: a table has one."""
+"""The table's columns, in order. There is no column `subject`, because a table has one subject."""
 
 _NULLABLE: Final = frozenset({"route_version", "logical_partition", "key"})
 
 SCHEMA: Final = pa.schema([pa.field(name, TYPES[name], nullable=name in _NULLABLE) for name in COLUMNS])
-"""The schema of the files, exactly."""
+"""The exact schema of the files."""
 
 VALUE: Final = "value"
 """The column of a typed table that has the decoded body."""
@@ -38,11 +38,11 @@ VALUE: Final = "value"
 REJECTED_SCHEMA: Final = pa.schema(
     [*SCHEMA, pa.field("reason", pa.string(), nullable=False), pa.field("schema_version", pa.int32(), nullable=False)]
 )
-"""Of the files with messages that do not fit their subject's schema."""
+"""The schema of the files with messages that do not fit their subject's schema."""
 
 
 def typed_schema(struct: Struct) -> pa.Schema:
-    """Of the files of a typed table; of a table without types if there are no fields."""
+    """The schema of a typed table's files; that of an untyped table if there are no fields."""
     return pa.schema([*SCHEMA, pa.field(VALUE, arrow_type(struct))]) if struct.fields else SCHEMA
 
 

@@ -1,7 +1,7 @@
-"""What the lake has of a subject, as of one snapshot of its table: the positions and the files are read from the same metadata.
+"""What the lake has of a subject at one snapshot of its table: the positions and the files are read from the same metadata.
 
-In a typed lake a message is in the subject's table or in that of rejected messages. The files of the last round
-may not be in the other table yet; then the subject's table names them.
+In a typed lake a message is either in the subject's table or in the table of rejected messages. The rejected messages of the last round may
+not be in their table yet; then the subject's table names their files.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TRIES: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class LakeSnapshot:
-    """A subject's tables as they were read."""
+    """A subject's tables, and what they have of its queues."""
 
     table: LakeTable
     rejected: LakeTable | None
@@ -50,7 +50,7 @@ class LakeSnapshot:
 
 
 def read_snapshots(address: LakeAddress, subjects: list[str], retry_ms: int) -> dict[str, LakeSnapshot]:
-    """By subject; one without a table is left out.
+    """Read the snapshots, by subject. Subjects without a table are left out.
 
     Raises:
         CatalogAway: the catalog did not answer for `retry_ms`.
@@ -91,7 +91,7 @@ def _snapshot(catalog: Catalog, namespace: str, subject: str) -> LakeSnapshot | 
 
 
 def _rejected(catalog: Catalog, namespace: str, table: LakeTable) -> LakeTable | None:
-    """The table of rejected messages with the last round that `table` names, or without it; with no later one."""
+    """The table of rejected messages. It may lack the last round that `table` names, but has no later one."""
     for _ in range(_TRIES):
         try:
             found = read_table(catalog, namespace, table.subject, is_rejected=True)
@@ -112,7 +112,7 @@ def read_files(snapshot: LakeSnapshot, selection: ReadSelection, times: TimeRang
 
 
 def row_filter(selection: ReadSelection, times: TimeRange) -> pyiceberg.expressions.BooleanExpression:
-    """What manifests can tell of the wanted rows."""
+    """The part of the selection by which manifests can exclude files."""
     found: list[Any] = []
     if times.start_ms is not None:
         found.append(_TERMS.GreaterThanOrEqual("append_time", _iso(times.start_ms)))
@@ -157,7 +157,7 @@ def _lake_file(table: Table, file: DataFile) -> LakeFile:
 
 
 def _pending(snapshot: LakeSnapshot) -> Iterator[LakeFile]:
-    """Files with rejected messages of a round that is not in their table yet."""
+    """The files of the last round's rejected messages, if their table does not have them yet."""
     told = snapshot.table.iceberg.properties.get(rejected_rows.PENDING)
     if told is None:
         return

@@ -38,7 +38,7 @@ REJECTED: Final = "rejected"
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 _RETRIES: Final = "commit.retry.num-retries"
 _OLD_METADATA: Final = {"write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "20"}
-"""A commit every ten seconds would leave 8,640 metadata files a day."""
+"""Without these, a commit every ten seconds leaves 8,640 metadata files a day."""
 
 
 class LakeTable:
@@ -50,7 +50,7 @@ class LakeTable:
 
     @property
     def name(self) -> str:
-        """With its namespace."""
+        """The table's name with its namespace."""
         return ".".join(self.iceberg.name()[-2:])
 
     # --- files ---------------------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ class LakeTable:
     # --- positions -----------------------------------------------------------------------------------------------------
 
     def positions(self) -> dict[QueueKey, int]:
-        """How far the table has each queue. Raises LogDamaged."""
+        """The table's position in each queue. Raises LogDamaged."""
         metadata = self.iceberg.metadata
 
         def snapshot(number: int) -> Snapshot | None:
@@ -81,7 +81,7 @@ class LakeTable:
         return positions.newest(self.subject, metadata.current_snapshot_id, snapshot, metadata.properties)
 
     def complete_from(self) -> dict[QueueKey, int] | None:
-        """From where on the table has everything up to its positions; None if no writer has noted that yet. Raises LogDamaged."""
+        """For each queue, the sequence from which on the table is complete; None if no writer recorded that yet. Raises LogDamaged."""
         text = self.iceberg.properties.get(positions.COMPLETE_FROM)
         return None if text is None else positions.decode(self.subject, text)
 
@@ -96,10 +96,10 @@ class LakeTable:
         return found
 
     def commit(self, locations: Sequence[str], reached: Offsets, properties: Mapping[str, str] = NOTHING) -> bool:
-        """Add files, and say how far the table is with them. `properties` are set on the table in the same commit.
+        """Add files, and record the positions that the table then has. `properties` are set on the table in the same commit.
 
-        False if another snapshot came between: the files are deleted, and the table is read again. An answer that was lost counts as
-        False, too; the files stay, and `positions` tell whether the commit is there.
+        Returns False if another writer committed first: the files are deleted, and the table is read again. Also returns False if the
+        answer was lost: the files stay, and `positions` tell whether the commit was made.
         """
         told = positions.encode(self.subject, reached)
         try:
@@ -109,7 +109,7 @@ class LakeTable:
                     change.add_files(list(locations), {positions.PROPERTY: told}, check_duplicate_files=False)
                 elif self.iceberg.metadata.current_snapshot_id is not None:
                     with change.update_snapshot({positions.PROPERTY: told}).fast_append():
-                        pass  # the positions of a snapshot count before the table's
+                        pass  # a snapshot's positions override the table's
         except CommitFailedException:
             self.delete(locations)
             self.iceberg.refresh()
@@ -120,20 +120,20 @@ class LakeTable:
         return True
 
     def add(self, locations: Sequence[str], properties: Mapping[str, str]) -> None:
-        """Add files, and set properties, in one commit. If another snapshot came between, nothing is changed; an answer may be lost."""
+        """Add files and set properties in one commit. Changes nothing if another writer committed first. The answer may be lost."""
         with suppress(CommitFailedException, CommitStateUnknownException), self.iceberg.transaction() as change:
             change.set_properties(dict(properties))
             change.add_files(list(locations), check_duplicate_files=False)
 
 
 def open_table(catalog: Catalog, namespace: str, subject: str, *, is_rejected: bool = False) -> LakeTable:
-    """The table of a subject, or of its rejected messages, created if there is none.
+    """The table of a subject, or of its rejected messages. Creates a missing table.
 
     Raises:
-        InvalidArgument: the name is taken by a table of something else.
+        InvalidArgument: another table has the name.
     """
     name = (namespace, table_name(subject, is_rejected=is_rejected))
-    with suppress(NamespaceAlreadyExistsError):  # by another writer, just now
+    with suppress(NamespaceAlreadyExistsError):  # another writer may create it at the same time
         catalog.create_namespace_if_not_exists(namespace)
     if not catalog.table_exists(name):
         with suppress(TableAlreadyExistsError):
@@ -145,8 +145,8 @@ def find_table(catalog: Catalog, namespace: str, subject: str, *, is_rejected: b
     """The table of a subject, or of its rejected messages.
 
     Raises:
-        UnknownSubject: there is none.
-        InvalidArgument: the name is taken by a table of something else.
+        UnknownSubject: there is no such table.
+        InvalidArgument: another table has the name.
     """
     found = read_table(catalog, namespace, subject, is_rejected=is_rejected)
     if found.iceberg.properties.get(_RETRIES) != "0":
@@ -156,7 +156,7 @@ def find_table(catalog: Catalog, namespace: str, subject: str, *, is_rejected: b
 
 
 def read_table(catalog: Catalog, namespace: str, subject: str, *, is_rejected: bool = False) -> LakeTable:
-    """The same, to be read only: a catalog that lets nobody write will do."""
+    """As `find_table`, for reading only: the catalog need not allow writes."""
     name = table_name(subject, is_rejected=is_rejected)
     try:
         found = catalog.load_table((namespace, name))

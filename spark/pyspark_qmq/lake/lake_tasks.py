@@ -41,7 +41,7 @@ class TimeRange(NamedTuple):
 
 
 class FilePart(NamedTuple):
-    """Row groups `first` to `end` - 1 of a file; of its last part to the last one."""
+    """Row groups `first` to `end` - 1 of a file. In the last part, `end` is larger than the number of row groups."""
 
     location: str
     first: int

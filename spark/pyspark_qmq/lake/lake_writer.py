@@ -1,7 +1,7 @@
-"""Rounds: what is committed in the log and not in the tables goes into the tables.
+"""Rounds: each copies what is committed in the log and not yet in the tables.
 
-A round of a subject begins at the positions of its table and ends with one commit. Everything that a round knows it reads again at its
-beginning, so a round may die anywhere, and any number of writers may run: docs/LAKE.md says why each message is in the table once.
+A round of a subject begins at the positions of its table and ends with one commit. A round reads all state again when it begins, so it may
+crash at any point, and any number of writers may run. docs/LAKE.md explains why each message is in the table once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from qmq.schemas.declared_schema import DeclaredSchema
 log = logging.getLogger(__name__)
 
 ROUND_BYTES: Final = 256 << 20
-"""Stored bytes of a subject that one commit may add: what a crash makes a writer do again, and the size of a file."""
+"""Stored bytes of a subject that one commit may add. Limits the work that a writer repeats after a crash, and the size of a file."""
 _PIECE_BYTES: Final = 64 << 20
 
 
@@ -48,22 +48,22 @@ class RoundResult(NamedTuple):
     is_behind: bool
     """Whether more was committed in the log than the round took."""
     is_refused: bool = False
-    """Whether another writer was faster."""
+    """Whether another writer committed first."""
     rejected: int = 0
-    """Messages that do not fit the subject's schema, and are in the table of rejected messages."""
+    """Messages in the table of rejected messages, because they do not fit the subject's schema."""
 
 
 @dataclass(slots=True)
 class LakeCounters:
-    """The work since the writer was made."""
+    """Counts since the writer was made."""
 
     rows: dict[str, int] = field(default_factory=dict)
-    """Messages that it committed, by subject."""
+    """Messages committed to the tables, by subject."""
     waits: dict[str, int] = field(default_factory=lambda: {"catalog": 0, "cluster": 0})
-    """Rounds that ended early, and tries to begin, because one of them did not answer."""
+    """Attempts to open or to run a round that failed because the catalog or the cluster did not answer."""
 
     def wait_for(self, what: str, failure: Unavailable) -> None:
-        """Count and log that `what` is waited for."""
+        """Count and log a wait for `what`."""
         self.waits[what] += 1
         log.warning("the lake waits for the %s: %s", what, failure)
 
@@ -77,7 +77,7 @@ class LakeOptions:
 def catalog_when_it_answers(
     open_one: Callable[[], Catalog], stopping: threading.Event, interval_s: float, counters: LakeCounters
 ) -> Catalog | None:
-    """Open a catalog, and try again after `interval_s` while it is away; None if `stopping` is set before. Raises InvalidArgument."""
+    """Open a catalog; try again every `interval_s` while it does not answer. None if `stopping` is set first. Raises InvalidArgument."""
     while not stopping.is_set():
         try:
             return open_one()
@@ -88,12 +88,12 @@ def catalog_when_it_answers(
 
 
 class LakeWriter:
-    """Keeps the tables of the chosen subjects in step with the log. Used by one thread.
+    """Keeps the tables of the chosen subjects up to date with the log. Only one thread may use a writer.
 
-    `run_tasks` writes the files; the commits are made here. `schemas`: the versions of a subject's schema as they are now, the newest one
-    last; with it the tables are typed.
+    `run_tasks` writes the files; the writer makes the commits. `schemas` returns the current versions of a subject's schema,
+    the newest one last; with `schemas`, the tables are typed.
 
-    Raises InvalidArgument if the read selects messages or queues: a table has a subject whole.
+    Raises InvalidArgument if the read selects messages or queues, because a table has all messages of its subject.
     """
 
     def __init__(
@@ -122,15 +122,15 @@ class LakeWriter:
         self.counters = LakeCounters() if counters is None else counters
 
     def round(self) -> Iterator[RoundResult]:
-        """One round of each subject that has something new.
+        """Run one round of each subject that has new messages.
 
         Raises:
-            UnknownSubject, InvalidArgument: as a read of the log; a subject has no schema, or a table that is typed is not written so.
+            UnknownSubject, InvalidArgument: as a read of the log; a subject has no schema, or an untyped writer meets a typed table.
             IncompatibleSchema: a typed table cannot follow the subject's schema.
-            MessagesExpired: retention deleted what a table does not have.
+            MessagesExpired: retention deleted messages that a table does not have.
             NotConnected: a broker group did not answer in time.
             CatalogAway: the catalog did not answer.
-            LogDamaged: log or table do not hold together.
+            LogDamaged: the log or a table is damaged.
         """
         topology = look(self._log(), self._asked.choice)
         for subject in sorted({key.subject for key in topology.queues}):
@@ -142,9 +142,9 @@ class LakeWriter:
                 yield found
 
     def run(self, stopping: threading.Event, interval_s: float, report: Callable[[RoundResult], None]) -> None:
-        """Rounds until `stopping` is set, which begin `interval_s` apart; a round of a subject that is under way is finished.
+        """Run a round every `interval_s` until `stopping` is set. A round of a subject that has begun is finished.
 
-        While the cluster or the catalog does not answer, it is asked again after `interval_s`. Raises the other errors of `round`.
+        While the cluster or the catalog does not answer, tries again after `interval_s`. Raises the other errors of `round`.
         """
         while not stopping.is_set():
             is_behind, begin = False, self._monotonic()
@@ -161,14 +161,14 @@ class LakeWriter:
                 stopping.wait(max(begin + interval_s - self._monotonic(), 0.0))
 
     def _wait_for(self, what: str, failure: Unavailable) -> None:
-        """Whether the last commit is there is unknown: the tables are opened again."""
+        """The last commit may or may not have been made, so the tables are opened again."""
         self.counters.wait_for(what, failure)
         self._tables.clear()
         if self._typed is not None:
             self._typed.forget()
 
     def drain(self, report: Callable[[RoundResult], None]) -> None:
-        """Rounds until the tables have what was committed when `drain` began. Raises as `round`."""
+        """Run rounds until the tables have what was committed when `drain` began. Raises as `round`."""
         until = {key: queue.end for key, queue in look(self._log(), self._asked.choice).queues.items()}
         while any(self._reached(key) < end for key, end in until.items()):
             for done in self.round():
@@ -209,12 +209,12 @@ class LakeWriter:
         return RoundResult(subject, *counts, is_behind, not is_committed, sum(each.rows for each in bad))
 
     def _begin(self, table: LakeTable, topology: Topology) -> dict[QueueKey, int]:
-        """The table's positions. A new table begins where the user says. A queue that came later is read from its beginning."""
+        """The table's positions. A new table begins where the user chose. A queue that was added later is read from its beginning."""
         found = table.positions()
         if not found:
             found = {key: at for key, at in starts(self._asked, topology.queues.values(), self._log().find_time).items() if at}
             if found and not table.commit([], found, {positions.COMPLETE_FROM: positions.encode(table.subject, found)}):
-                return self._begin(table, topology)  # another writer was faster: its positions count
+                return self._begin(table, topology)  # another writer committed first: use its positions
         return found
 
     def _table(self, subject: str) -> LakeTable:

@@ -1,10 +1,11 @@
 """How far a table has each queue of its subject. Pure.
 
 A position is the sequence after the last message of a queue that the table has. The positions of all queues are a property of the snapshot
-that added the files, so both change in one commit. Other tools (compaction by Spark, say) make snapshots without the property: the nearest
-ancestor that has it counts. When no ancestor is left that has it, the table's own property counts, which each commit writes as well.
+that added the files, so both change in one commit. Other tools (such as compaction by Spark) make snapshots without the property: then the
+property of the nearest ancestor that has one counts. If no such ancestor is left, the table's own property counts, which each commit also
+writes.
 
-The nearest ancestor comes first, because a table that was rolled back to an older snapshot has that snapshot's messages, and no more.
+The ancestors come before the table, because a table that was rolled back to an older snapshot has only that snapshot's messages.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ class Snapshot(NamedTuple):
 
 
 def encode(subject: str, positions: Offsets) -> str:
-    """As JSON, `{"0@g1":120}`, sorted, so that equal positions are equal text."""
+    """The positions as JSON, `{"0@g1":120}`, sorted, so that equal positions are equal text."""
     return json.dumps({key.within: positions[key] for key in sorted(positions) if key.subject == subject}, separators=(",", ":"))
 
 
 def decode(subject: str, text: str) -> dict[QueueKey, int]:
-    """The inverse. Raises LogDamaged."""
+    """The inverse of `encode`. Raises LogDamaged."""
     try:
         found: Any = json.loads(text)
         return {QueueKey.parse(subject, within): int(sequence) for within, sequence in found.items()}
@@ -45,7 +46,7 @@ def decode(subject: str, text: str) -> dict[QueueKey, int]:
 
 
 def complete_from(known: Offsets, begin: Offsets, end: Offsets, read_from: Offsets) -> dict[QueueKey, int]:
-    """From where a table is complete after a round from `begin` to `end`, which found each queue's messages from `read_from` on only."""
+    """From where a table is complete after a round from `begin` to `end` that found only the messages from `read_from` on."""
     found = dict(known)
     for key, last in end.items():
         first = begin.get(key, 0)
@@ -58,12 +59,12 @@ def newest(subject: str, current: int | None, snapshot: Callable[[int], Snapshot
     """The positions of a table.
 
     Args:
-        current: the id of its current snapshot; None of a new table.
+        current: the id of its current snapshot; None for a new table.
         snapshot: a snapshot by its id; None for one that has expired.
         table: the table's properties.
 
     Raises:
-        LogDamaged: there are messages in the table, and nothing says which.
+        LogDamaged: the table has messages but no positions.
     """
     at = current
     while at is not None and (found := snapshot(at)) is not None:

@@ -1,10 +1,10 @@
-"""Rejected messages reach their table once, though two tables cannot change in one commit.
+"""Adds rejected messages to their table exactly once, although two tables cannot change in one commit.
 
-The files are written first. The commit to the subject's table, which says that their messages are done, names them in the property
-`qmq.rejected` in the same commit. Then they are added to the table of rejected messages, whose property `qmq.round` says which round it
+The files are written first. The commit that moves the subject's table past their messages also sets the table's property `qmq.rejected`,
+which names the files. Then the files are added to the table of rejected messages, whose property `qmq.round` names the last round that it
 has. A writer does the second step before it commits the next round, so at most one round is missing there, and any writer can add it.
 
-A writer reads the rejected table first and the subject's table then. Its commit requires that the rejected table has not changed
+A writer reads the rejected table first, then the subject's table. Its commit requires that the rejected table has not changed
 since, so a round that another process added in between is not added again.
 """
 
@@ -24,12 +24,12 @@ _TRIES: Final = 20
 
 
 def told(locations: Iterable[str]) -> Mapping[str, str]:
-    """What a commit to the subject's table says about a round's rejected messages."""
+    """The property of the subject's table that names the files of a round's rejected messages."""
     return {PENDING: json.dumps({"round": uuid.uuid4().hex, "files": list(locations)})}
 
 
 def complete(table: LakeTable, rejected: LakeTable) -> None:
-    """Add the rejected messages of the last round that had some, unless they are there. Raises Overloaded."""
+    """Add the rejected messages of the last round that had any, unless their table has them. Raises Overloaded."""
     if _is_done(table, rejected):
         return
     for _ in range(_TRIES):

@@ -1,14 +1,14 @@
 """Which messages a read takes from the lake, and which from the log. Pure.
 
-A table has sequences `first` to `end` - 1 of a queue: it is complete from `first` on, and `end` is its position. The log has those that
-retention has left. A read takes what the table has from the table, and the rest from the log:
+A table has sequences `first` to `end` - 1 of a queue: it is complete from `first` on, and `end` is its position. The log has the
+messages that retention has left. A read takes what the table has from the table, and the rest from the log:
 
     table              |first ─────────────── end|
     log                               |start ──────────────── end|
     read      |start ── log ──|── lake ──────────|──── log ──|end
 
-Each message is in one of the ranges, or the read fails and names it. Rows that a table has below `first` are not read: between them and
-`first` messages are missing.
+Each message is in one of the ranges, or the read fails and names it. Rows of the table below `first` are not read, because messages
+between them and `first` are missing.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class SplitRanges(NamedTuple):
 
 
 def extents(complete_from: Offsets, positions: Offsets) -> dict[QueueKey, LakeExtent]:
-    """What a table has. A queue of which it has nothing is left out."""
+    """What a table has. Queues without messages in the table are left out."""
     found = {key: LakeExtent(complete_from.get(key, 0), end) for key, end in positions.items()}
     return {key: each for key, each in found.items() if each.first < each.end}
 
 
 def joined(log: Topology, held: Extents, *, may_lag: bool) -> Topology:
-    """The queues as table and log have them together. `may_lag`: the log's ends may be a little old.
+    """The queues of table and log together. `may_lag`: the log's ends may be a little old.
 
-    Raises InvalidArgument if a table has messages that the log has not had yet.
+    Raises InvalidArgument if a table has messages beyond the log's end.
     """
     queues = dict(log.queues)
     for key, each in held.items():
@@ -72,8 +72,8 @@ def joined(log: Topology, held: Extents, *, may_lag: bool) -> Topology:
 def edges(
     asked: ReadOptions, whole: Topology, log: Topology, find_time: read_ranges.FindTime
 ) -> tuple[dict[QueueKey, int], dict[QueueKey, int]]:
-    """Where a batch read starts and ends. Of a time before the log's oldest message only the table's rows know the sequence: then the
-    start is the oldest message, and rows are compared with the time.
+    """Where a batch read starts and ends. The log cannot find the sequence of a time before its oldest message. A read from such a time
+    starts at the table's oldest message, and compares the rows with the time.
 
     Args:
         whole: the result of `joined`.
@@ -97,7 +97,7 @@ def edges(
 
 
 def split(start: Offsets, end: Offsets, log: Mapping[QueueKey, SourceQueue], held: Extents, *, skips_lost: bool) -> SplitRanges:
-    """The ranges between two offsets. Raises MessagesExpired if neither table nor log has some messages, unless these are skipped."""
+    """The ranges between two offsets. Raises MessagesExpired if messages are neither in the table nor in the log, unless `skips_lost`."""
     found = SplitRanges([], [])
     for key in sorted(end):
         first, last = start.get(key, 0), end[key]

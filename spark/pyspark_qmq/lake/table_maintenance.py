@@ -1,8 +1,8 @@
-"""Compaction, expiry, and leftovers of crashes. None of it changes a row.
+"""Compacts days, expires snapshots, and deletes leftovers of crashes. None of these changes a row.
 
-Compaction replaces small files of a day that is over by sorted ones, in one snapshot that requires the files to be there still. Expiry
-forgets old snapshots, and then deletes files that no snapshot names. A file that a writer has made and not committed yet looks the same, so
-a file has to be older than `grace`.
+Compaction replaces the small files of a past day with sorted ones, in one snapshot that requires that the table still has the small files.
+Expiry removes old snapshots, and then deletes files that no snapshot names. A file that a writer has not committed yet is not named either,
+so only files older than `grace` are deleted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from qmq.errors import InvalidArgument, LogDamaged, Overloaded
 
 SMALL_BYTES: Final = 128 << 20
 STEP_BYTES: Final = 256 << 20
-"""As much of a day as one step sorts, in memory; compressed."""
+"""The most compressed bytes of a day that one step sorts in memory."""
 GRACE: Final = timedelta(days=1)
 _TRIES: Final = 20
 
@@ -55,7 +55,7 @@ def compact(table: LakeTable, today: date) -> Iterator[CompactedDay]:
 
     Raises:
         LogDamaged: a file does not hold what its table says.
-        Overloaded: writers were faster, many times.
+        Overloaded: other writers committed first, many times in a row.
     """
     for step in _groups(_files_of_days(table.iceberg), today):
         yield CompactedDay(step.day, len(step.files), _rewrite(table, step))
@@ -116,7 +116,7 @@ def file_schema(table: LakeTable) -> pa.Schema:
 
 
 def _read(table: Table, files: Sequence[DataFile], schema: pa.Schema) -> pa.Table:
-    """Rows of files, also of files that were written before columns were added or widened."""
+    """The rows of the files, with the current columns even if a file was written before columns were added or widened."""
     found = []
     for each in files:
         with table.io.new_input(each.file_path).open() as stream:
@@ -125,7 +125,7 @@ def _read(table: Table, files: Sequence[DataFile], schema: pa.Schema) -> pa.Tabl
 
 
 def _replace(table: LakeTable, old: Iterable[DataFile], new: list[str]) -> bool:
-    """Whether it was committed: not if another snapshot came between."""
+    """Replace the files in one commit. Returns False if another writer committed first."""
     told = {positions.PROPERTY: positions.encode(table.subject, table.positions())}
     try:
         with table.iceberg.transaction() as change, change.update_snapshot(told).overwrite() as files:
@@ -145,7 +145,7 @@ class Expired:
 
 
 def expire(table: LakeTable, now: datetime, keep: timedelta, grace: timedelta = GRACE) -> Expired:
-    """Forget snapshots older than `keep`, except the current one. Delete files older than `grace` that no snapshot names."""
+    """Remove snapshots older than `keep`, except the current one. Delete files older than `grace` that no snapshot names."""
     before = len(table.iceberg.metadata.snapshots)
     table.iceberg.maintenance.expire_snapshots().older_than(now - keep).commit()
     table.iceberg.refresh()

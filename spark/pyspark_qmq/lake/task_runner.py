@@ -1,4 +1,4 @@
-"""Runs the tasks of a round, which read messages and write files: in this process, or elsewhere (jobs/archive_tasks.py: Spark's executors).
+"""Runs the tasks of a round, which read messages and write files: in this process, or in Spark's executors (jobs/archive_tasks.py).
 
 No snapshot names the files until the writer commits them, so a task may be repeated, and its process may die.
 """
@@ -33,7 +33,7 @@ class TaskSource:
 
 @dataclass(frozen=True, slots=True)
 class TaskOutput:
-    """Where tasks write. With `types`: decoded bodies, and what does not fit into files in `rejected`."""
+    """Where tasks write. With `types`, they write decoded bodies, and rows that do not fit go to files in `rejected`."""
 
     folder: DataFolder
     types: BodyTypes | None = None
@@ -41,15 +41,15 @@ class TaskOutput:
 
 
 class TaskRunner(Protocol):
-    """Carries out the tasks of a round."""
+    """Runs the tasks of a round."""
 
     def __call__(self, source: TaskSource, work: Sequence[ReadTask], output: TaskOutput) -> list[DayFile]:
-        """The files with all rows of the tasks, on disk. Raises MessagesExpired, NotConnected, LogDamaged, OSError."""
+        """Write all rows of the tasks, flushed to disk. Returns the files. Raises MessagesExpired, NotConnected, LogDamaged, OSError."""
         ...
 
 
 def write_tasks(source: TaskSource, work: Sequence[ReadTask], output: TaskOutput) -> list[DayFile]:
-    """Write the rows of tasks in this process, one file for each day. It is a `TaskRunner`."""
+    """A `TaskRunner` that writes the rows in this process, one file for each day."""
     if output.types is not None and output.rejected is not None:
         return _write_typed(source, work, output.folder, output.rejected, output.types)
     files = DayFiles(output.folder, uuid.uuid4().hex)

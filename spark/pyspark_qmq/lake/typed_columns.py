@@ -1,7 +1,7 @@
 """Decoded bodies as Arrow columns. Pure.
 
-A value is what qmq/schemas/body_decoder.py makes: a msgspec.Struct with an attribute for each field. The table's column may have wider
-types than the schema, and fields that the schema does not have any more (null).
+qmq/schemas/body_decoder.py makes the values: a msgspec.Struct with an attribute for each field. The table's column may have wider types
+than the schema, and fields that the schema no longer has; these are null.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SCALARS: Final[dict[Scalar, pa.DataType]] = {
 
 
 def arrow_type(kind: Type) -> pa.DataType:
-    """The type of a column. All fields are optional, since a later schema may do without them."""
+    """The type of a column. All fields are optional, because a later schema may drop them."""
     if isinstance(kind, Struct):
         return pa.struct([pa.field(each.name, arrow_type(each.type)) for each in kind.fields])
     if isinstance(kind, ListOf):
@@ -41,7 +41,7 @@ def arrow_type(kind: Type) -> pa.DataType:
 
 
 def field_type(kind: pa.DataType, where: str) -> Type:
-    """The inverse of `arrow_type`, for columns as PyIceberg tells them. Raises InvalidArgument for a type that bodies do not have."""
+    """The inverse of `arrow_type`, for columns that PyIceberg read. Raises InvalidArgument for a type that bodies do not have."""
     if pa.types.is_struct(kind):
         return Struct(tuple(Field(each.name, field_type(each.type, f"{where}.{each.name}"), is_nullable=True) for each in kind))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -83,7 +83,7 @@ def _structs(values: Sequence[Any], declared: Struct, held: Struct) -> pa.Array:
 
 
 def _attributes(values: Sequence[Any], count: int) -> Iterable[tuple[Any, ...]]:
-    """A tuple of all values for each attribute."""
+    """For each attribute, a tuple with the attribute of every value."""
     if not values:
         return [()] * count
     blank = (None,) * count

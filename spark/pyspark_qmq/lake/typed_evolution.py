@@ -63,7 +63,7 @@ def held_struct(table: LakeTable) -> Struct:
 
 
 def merge(held: Struct, wanted: Struct, subject: str) -> Struct:
-    """The column's fields after the change, those that are there first. Raises IncompatibleSchema."""
+    """The column's fields after the change, existing fields first. Raises IncompatibleSchema."""
     found = _merged(held, wanted, VALUE, subject)
     assert isinstance(found, Struct)
     return found
@@ -106,7 +106,7 @@ def optional(kind: Type) -> Type:
 
 
 def within_lists(kind: Type, where: str, *, is_within: bool = False) -> Iterator[str]:
-    """The values within lists and maps, by the names that Iceberg has for them: files have no bounds of those."""
+    """Iceberg's names of the values within lists and maps, for which files have no bounds."""
     if isinstance(kind, Struct):
         for each in kind.fields:
             yield from within_lists(each.type, f"{where}.{each.name}", is_within=is_within)

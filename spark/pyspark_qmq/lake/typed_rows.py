@@ -1,4 +1,4 @@
-"""A record batch of the log into rows of a typed table, and rows whose bodies do not fit."""
+"""Splits a record batch of the log into rows of a typed table and rows whose bodies do not fit."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ class TypedRows:
 
 
 def decoded(decode: Decode, bodies: Sequence[bytes]) -> tuple[list[Any], dict[int, str]]:
-    """The values of bodies that fit, and for the others by place why not."""
+    """The values of the bodies that fit, and the reasons by index for those that do not."""
     try:
         return list(map(decode, bodies)), {}
-    except Exception:  # some body: look at each
+    except Exception:  # a body does not fit: decode one by one to find out which
         values: list[Any] = []
         reasons: dict[int, str] = {}
     for place, body in enumerate(bodies):

@@ -1,4 +1,4 @@
-"""Typed tables: their columns follow the subjects' schemas, and each has a table of rejected messages beside it."""
+"""Typed tables: their columns follow the subjects' schemas, and each has a second table for its rejected messages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TypedTables:
         self._types.clear()
 
     def complete(self, table: LakeTable) -> None:
-        """See `rejected_rows.complete`."""
+        """Add the rejected messages of the last round to their table, as `rejected_rows.complete`."""
         rejected_rows.complete(table, self._of(table.subject))
 
     def _of(self, subject: str) -> LakeTable:

@@ -1,9 +1,9 @@
 """The packets in flight to one queue: an in-flight window (qmq/delivery/window.py) of numbered packets. Pure.
 
     flight ──stored──▶ gone
-      │ a partition: OutOfSequence although all before it is stored, or NumberTaken: the queue is to be looked at again
-      │ RouteChanged: the partition may be closed; the owner of the route takes the flight over
-      └ no ordered partition: ReadOnly (refused for now: it may go to another queue), NumberTaken (another attempt's batch has the number)
+      │ ordered partition: OutOfSequence although every earlier packet is stored, or NumberTaken: look the queue up again
+      │ RouteChanged: the partition may be closed: the owner of the window takes the packets back
+      └ otherwise: ReadOnly (refused for now: the packet may go to another queue), NumberTaken (another attempt's batch has the number)
 
 Rule: an unanswered packet is sent again to the same queue until there was no progress for `retry_s`; then the task fails, and Spark repeats
 it.
@@ -76,7 +76,10 @@ class PacketWindow(InFlightWindow[Packet]):
     # --- in ------------------------------------------------------------------------------------------------------------
 
     def answered(self, packet: Packet, attempt: int, failure: QmqError | None, now: float) -> int:
-        """The outcome of a send; None: stored. Returns the rows that it stored. Raises the failure if a retry cannot help."""
+        """Handle the answer to a send; `failure` is None if the packet is stored.
+
+        Returns the number of rows stored. Raises the failure if a retry cannot help.
+        """
         if failure is not None:
             self.refused(packet, attempt, failure, now)
             return 0
@@ -106,7 +109,7 @@ class PacketWindow(InFlightWindow[Packet]):
         super()._rest(packet, failure, now)
 
     def _forgotten(self, packet: Packet) -> None:
-        """The queue's next number differs from ours; another attempt may have come further."""
+        """The queue's next number differs from ours: another attempt may have stored more rows."""
         self._is_miscounted = True
 
     def _reject(self, packet: Packet, failure: QmqError) -> None:
@@ -127,7 +130,7 @@ class PacketWindow(InFlightWindow[Packet]):
         return self._is_miscounted and not any(packet.unanswered for packet in self.flight)
 
     def looked(self, number: int, done: Done, now: float) -> int:
-        """The result of a new lookup and the queue's next number: renumber the packets that are not stored.
+        """Handle the result of a new lookup: renumber the packets that are not stored. `number`: the queue's next number.
 
         Returns the number of rows found.
         """

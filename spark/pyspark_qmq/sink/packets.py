@@ -1,6 +1,6 @@
 """Loads and packets: the rows of a chunk for one subject, and for one queue. Pure.
 
-chunk  1 ── n  load (a subject, at once or delayed)  1 ── n  packet (a queue, one batch)
+chunk  1 ── n  load (a subject, immediate or delayed)  1 ── n  packet (a queue, one batch)
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Load:
     """Rows of one chunk, in order."""
 
     number: int
-    """The chunk's."""
+    """The number of the chunk."""
     rows: Rows
     """The rows' numbers in the task, ascending."""
     size: int
@@ -83,7 +83,7 @@ class Packet(InFlightBatch):
     load: Load
     to: RowTarget
     number: int
-    """The batch's."""
+    """The number of the batch."""
 
 
 class Done:

@@ -1,7 +1,7 @@
 """Distributes an ordered subject's rows over its partitions, across splits, merges and moves. Pure.
 
-It does not use `Partitioner` (qmq/delivery/partitioner.py): attempts of one task may run at once, so all of them must make the same
-batches.
+This module does not use `Partitioner` (qmq/delivery/partitioner.py): attempts of one task may run at the same time, so all of them must
+make the same batches.
 
     put ──▶ waiting ──cut by the newest route──▶ windows, one for each partition ──▶ stored
                ▲                                     │ the partition is closed
@@ -9,12 +9,12 @@ batches.
 
 Rules:
 * Each partition is looked up before the first send to it, including partitions that the history gains later, because an attempt
-  that counted as dead may have come further. For a closed partition, only an answer given after it was sealed counts.
+  that was taken for dead may have stored more rows. For a closed partition, only an answer given after it was sealed counts.
 * A refusal only triggers a lookup, and the sealed partition itself tells which rows it has. This holds even if all sends were answered,
-  because an attempt that counted as dead may have come further than this one.
+  because an attempt that was taken for dead may have stored more rows than this one.
 * No rows are cut into batches while a closed partition has not been looked up, because a merge has several sources. Then all rows that are
   not stored are cut by chunks, in order, by the newest route. So every attempt sends the same rows as the same batches in the same order to
-  the same partition, where numbers without gaps make the broker keep the first of two equal batches, and the rows of a key stay in order.
+  the same partition. There, numbers have no gaps: the broker keeps the first of two equal batches, and the rows of a key stay in order.
 """
 
 from __future__ import annotations

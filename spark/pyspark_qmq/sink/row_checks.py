@@ -70,7 +70,7 @@ def _refuse(kind: type[QmqError], wrong: Any, first_row: int, text: str) -> None
 
 
 def _rows_of(wrong: npt.NDArray[np.bool_], marks: arrow_vectors.Marks) -> npt.NDArray[np.bool_]:
-    """A mask of the rows with a wrong item."""
+    """A mask of the rows that have an invalid item."""
     before = np.concatenate(([0], np.cumsum(wrong)))
     found: npt.NDArray[np.bool_] = np.diff(before[marks]) > 0
     return found

@@ -1,6 +1,6 @@
 """A write task's view of the cluster: locations of subjects, contents of queues, connections. Thin I/O without long waits.
 
-It is cached by address for the life of a process, so that a stream with a task every second does not reconnect each time.
+A process caches the cluster by address for as long as it runs, so that a stream with a task every second does not reconnect each time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sends batches over one connection to a broker group from the task's thread; another thread of the connection receives the answers.
 
-So many requests to all broker groups are in flight, and a slow broker delays no other. The thread receives only while an answer is expected
-(an idle connection must not time out), and puts each answer into `events`.
+So requests to all broker groups are in flight together, and a slow broker does not delay the others. The thread receives only while an
+answer is expected (an idle connection must not time out), and puts each answer into `events`.
 """
 
 from __future__ import annotations
