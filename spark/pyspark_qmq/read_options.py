@@ -28,15 +28,14 @@ Names are case-insensitive. An unknown name is refused with the nearest known on
 
 from __future__ import annotations
 
-import difflib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from pyspark_qmq.admission import NO_LIMIT, Limit
 from pyspark_qmq.offsets import EARLIEST, LATEST, Given, parse_given
+from pyspark_qmq.option_values import OptionValues
 from pyspark_qmq.planning import PIECE_BYTES, PLAN, Plan
 from pyspark_qmq.source_model import ALL, ReadSelection
 from qmq.errors import InvalidArgument
@@ -128,61 +127,13 @@ class ReadOptions:
     lake: LakeAddress | None = None
 
 
-class Asked:
-    """A user's options by lower-case name. Raises InvalidArgument for unknown names."""
-
-    def __init__(self, options: Mapping[str, str]) -> None:
-        known = {name.lower(): name for name in NAMES}
-        self._values = {str(name).lower(): str(value) for name, value in options.items()}
-        for name in self._values:
-            if name not in known:
-                raise unknown_option(name, NAMES)
-
-    def text(self, name: str, default: str = "") -> str:
-        """The value as given."""
-        return self._values.get(name.lower(), default).strip()
-
-    def has(self, name: str) -> bool:
-        """Whether the option was given."""
-        return name.lower() in self._values
-
-    def number(self, name: str, least: int = 0) -> int | None:
-        """The value as an integer; None if the option was not given."""
-        if not self.has(name):
-            return None
-        text = self.text(name)
-        if not re.fullmatch(r"\d{1,18}", text) or int(text) < least:
-            raise InvalidArgument(f"option {name} must be an integer of {least} or more, not {text!r}")
-        return int(text)
-
-    def flag(self, name: str, default: bool) -> bool:
-        text = self.text(name, str(default)).lower()
-        if text not in ("true", "false"):
-            raise InvalidArgument(f"option {name} must be true or false, not {text!r}")
-        return text == "true"
-
-    def words(self, name: str) -> tuple[str, ...]:
-        """The value as a list: separated by commas, or a JSON array of strings."""
-        text = self.text(name)
-        if not text.startswith("["):
-            return tuple(word.strip() for word in text.split(",") if word.strip())
-        found = _json(name, text)
-        if not all(isinstance(each, str) for each in found):
-            raise InvalidArgument(f"option {name} must be a JSON array of strings, not {text!r}")
-        return tuple(found)
-
-
-def unknown_option(name: str, known: tuple[str, ...]) -> InvalidArgument:
-    """The error for an unknown option, with the nearest known name."""
-    lower = {each.lower(): each for each in known}
-    near = difflib.get_close_matches(name.lower(), lower, 1, 0.5)
-    hint = f"did you mean {lower[near[0]]!r}?" if near else f"options: {', '.join(known)}"
-    return InvalidArgument(f"there is no option {name!r}: {hint}")
+def _given(options: Mapping[str, str]) -> OptionValues:
+    return OptionValues(options, NAMES)
 
 
 def log_of(options: Mapping[str, str]) -> str:
     """The dataset to read: messages by default. Raises InvalidArgument."""
-    name = Asked(options).text("qmq.log", LOGS[0])
+    name = _given(options).text("qmq.log", LOGS[0])
     if name not in LOGS:
         raise InvalidArgument(f"option qmq.log must be one of {', '.join(LOGS)}, not {name!r}")
     return name
@@ -190,7 +141,7 @@ def log_of(options: Mapping[str, str]) -> str:
 
 def where(options: Mapping[str, str]) -> StartPosition:
     """The location of the log. Raises InvalidArgument."""
-    given = Asked(options)
+    given = _given(options)
     paths = given.words("qmq.path") + given.words("path")
     servers = given.text("qmq.servers")
     if not paths and not servers:
@@ -201,12 +152,12 @@ def where(options: Mapping[str, str]) -> StartPosition:
 
 def with_headers(options: Mapping[str, str]) -> bool:
     """Whether the default schema has the column `headers`. Raises InvalidArgument."""
-    return Asked(options).flag("includeHeaders", False)
+    return _given(options).flag("includeHeaders", False)
 
 
 def parse(options: Mapping[str, str], *, is_stream: bool) -> ReadOptions:
     """Parse a user's options. Raises InvalidArgument, InvalidName."""
-    given = Asked(options)
+    given = _given(options)
     for name in _BATCH_ONLY if is_stream else _STREAM_ONLY:
         if given.has(name):
             raise InvalidArgument(f"option {name} is for {'batch reads' if is_stream else 'streams'} only")
@@ -226,7 +177,7 @@ def parse(options: Mapping[str, str], *, is_stream: bool) -> ReadOptions:
     )
 
 
-def _lake(given: Asked, is_stream: bool) -> LakeAddress | None:
+def _lake(given: OptionValues, is_stream: bool) -> LakeAddress | None:
     if not given.has("qmq.lake"):
         for name in ("qmq.lakeWarehouse", "qmq.lakeNamespace"):
             if given.has(name):
@@ -244,7 +195,7 @@ def _lake(given: Asked, is_stream: bool) -> LakeAddress | None:
     return LakeAddress(given.text("qmq.lake"), given.text("qmq.lakeWarehouse"), given.text("qmq.lakeNamespace", "qmq"))
 
 
-def _choice(given: Asked) -> Choice:
+def _choice(given: OptionValues) -> Choice:
     chosen = [name for name in _CHOICES if given.has(name)]
     if len(chosen) != 1:
         raise InvalidArgument(f"give subjects by exactly one of {', '.join(_CHOICES)}; given: {', '.join(chosen) or 'none'}")
@@ -255,7 +206,7 @@ def _choice(given: Asked) -> Choice:
         return Choice(subjects)
     if chosen == ["subscribePattern"]:
         return Choice(pattern=_pattern(given.text("subscribePattern")))
-    found = _json("assign", given.text("assign"))
+    found = given.json("assign")
     if not isinstance(found, dict) or not found or not all(isinstance(each, list) and each for each in found.values()):
         raise InvalidArgument('option assign must be JSON such as {"orders":["0@g1"]}')
     subjects = tuple(check_name("subject", each) for each in found)
@@ -270,7 +221,7 @@ def _pattern(text: str) -> str:
     return text
 
 
-def _edge(given: Asked, which: str, time_ms: int | None, default: str, is_stream: bool) -> Given:
+def _edge(given: OptionValues, which: str, time_ms: int | None, default: str, is_stream: bool) -> Given:
     name = f"{which}Offsets"
     if given.has(name) and time_ms is not None:
         raise InvalidArgument(f"give {name} or {which}Timestamp, not both")
@@ -281,15 +232,15 @@ def _edge(given: Asked, which: str, time_ms: int | None, default: str, is_stream
     return found
 
 
-def _limit(given: Asked) -> Limit:
+def _limit(given: OptionValues) -> Limit:
     return Limit(given.number("maxOffsetsPerTrigger", 1), given.number("maxBytesPerTrigger", 1))
 
 
-def _plan(given: Asked, is_stream: bool) -> Plan:
+def _plan(given: OptionValues, is_stream: bool) -> Plan:
     return Plan(given.number("maxBytesPerPartition", 1) or PIECE_BYTES, given.number("minPartitions", 1) or 1, is_stream)
 
 
-def _selection(given: Asked) -> ReadSelection:
+def _selection(given: OptionValues) -> ReadSelection:
     key_from, key_until = (given.text(name).encode() if given.has(name) else None for name in ("keyFrom", "keyUntil"))
     if key_from is not None and key_until is not None and key_from >= key_until:
         raise InvalidArgument("option keyFrom must be below keyUntil")
@@ -301,10 +252,3 @@ def _selection(given: Asked) -> ReadSelection:
         key_until,
         given.flag("includeDirected", False),
     )
-
-
-def _json(name: str, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as cause:
-        raise InvalidArgument(f"option {name} is not JSON: {cause}") from None

@@ -19,12 +19,11 @@ split its source into the same epochs again. In `foreachBatch`, where each epoch
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from pyspark_qmq.read_options import unknown_option
+from pyspark_qmq.option_values import OptionValues
 from qmq import limits
 from qmq.compression import Compression
 from qmq.errors import InvalidArgument
@@ -43,6 +42,7 @@ NAMES: Final = (
 SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname", "outputmode", "path"})
 """Options that Spark's own methods add."""
 RETRY_MS: Final = 60_000
+RETRY_MS_MAX: Final = 10**12
 BATCH_MESSAGES: Final = 8_192
 _TXN_CHARS_MAX: Final = 200
 
@@ -63,58 +63,42 @@ class SinkOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
         """Parse a user's options. Raises InvalidArgument, InvalidName."""
-        given = {str(name).lower(): str(value).strip() for name, value in options.items()}
-        known = {name.lower() for name in NAMES}
-        for name in given:
-            if name not in known and name not in SPARKS_OWN:
-                raise unknown_option(name, NAMES)
-        if not given.get("qmq.servers"):
+        given = OptionValues(options, NAMES, SPARKS_OWN)
+        servers = given.text("qmq.servers")
+        if not servers:
             raise InvalidArgument("give the cluster: option qmq.servers (host:port of metaservers)")
-        if "path" in given:
+        if given.has("path"):
             raise InvalidArgument('rows are written to brokers: .save() without a path, and .option("qmq.servers", ...)')
+        retry_ms = given.number("qmq.retryMs", 0, RETRY_MS_MAX)
         return cls(
-            given["qmq.servers"],
+            servers,
             _subject(given),
-            _flag(given),
+            given.flag("createSubject", False),
             _txn_id(given),
-            _number(given, "qmq.retryMs", 0, RETRY_MS),
+            RETRY_MS if retry_ms is None else retry_ms,
             _compression(given),
-            _number(given, "qmq.batchMessages", 1, BATCH_MESSAGES, limits.BATCH_MESSAGES_MAX),
+            given.number("qmq.batchMessages", 1, limits.BATCH_MESSAGES_MAX) or BATCH_MESSAGES,
         )
 
 
-def _subject(given: Mapping[str, str]) -> str:
-    names = {given[name] for name in ("subject", "topic") if name in given}
+def _subject(given: OptionValues) -> str:
+    names = {given.text(name) for name in ("subject", "topic") if given.has(name)}
     if len(names) > 1:
         raise InvalidArgument(f"options subject and topic have the same meaning, but name {' and '.join(sorted(names))}: give one")
     return check_name("subject", names.pop()) if names else ""
 
 
-def _flag(given: Mapping[str, str]) -> bool:
-    text = given.get("createsubject", "false").lower()
-    if text not in ("true", "false"):
-        raise InvalidArgument(f"option createSubject must be true or false, not {text!r}")
-    return text == "true"
-
-
-def _txn_id(given: Mapping[str, str]) -> str:
-    text = given.get("qmq.txnid", "")
-    if "qmq.txnid" in given and (not 0 < len(text) <= _TXN_CHARS_MAX or not text.isprintable()):
+def _txn_id(given: OptionValues) -> str:
+    text = given.text("qmq.txnId")
+    if given.has("qmq.txnId") and (not 0 < len(text) <= _TXN_CHARS_MAX or not text.isprintable()):
         raise InvalidArgument(
             f"option qmq.txnId must be a name of 1 to {_TXN_CHARS_MAX} printable characters, not {text[:_TXN_CHARS_MAX]!r}"
         )
     return text
 
 
-def _number(given: Mapping[str, str], name: str, least: int, default: int, most: int = 10**12) -> int:
-    text = given.get(name.lower(), str(default))
-    if not re.fullmatch(r"\d{1,13}", text) or not least <= int(text) <= most:
-        raise InvalidArgument(f"option {name} must be an integer from {least} to {most}, not {text!r}")
-    return int(text)
-
-
-def _compression(given: Mapping[str, str]) -> Compression:
-    text = given.get("qmq.compression", "none").lower()
+def _compression(given: OptionValues) -> Compression:
+    text = given.text("qmq.compression", "none").lower()
     known = {each.name.lower(): each for each in Compression}
     if text not in known:
         raise InvalidArgument(f"option qmq.compression must be one of {', '.join(known)}, not {text!r}")
