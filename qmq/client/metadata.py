@@ -39,6 +39,7 @@ from qmq.proto.v1 import delay_pb2 as delay
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.rpc import status_of, typed_error
 from qmq.schemas.declared_schema import Compatibility, DeclaredSchema, SchemaFormat
+from qmq.subject_settings import settings_of
 
 LOCATE_TIMEOUT_S: Final = 2.0
 """A metaserver that has not answered after this time is left for the next one."""
@@ -104,21 +105,9 @@ class MetadataClient(DeliveryClient):
 
         Raises SubjectExists, InvalidName, InvalidArgument.
         """
-        is_ordered = config.order is not Order.NONE
-        if partitions and not is_ordered:
+        if partitions and config.order is Order.NONE:
             raise InvalidArgument(f"subject {config.name!r} is unordered: only an ordered one has partitions to choose")
-        settings = pb.SubjectSettings(
-            name=config.name,
-            retention_ms=config.retention_ms,
-            retention_bytes=config.retention_bytes,
-            body_bytes_max=config.body_bytes_max,
-            broker_groups=config.groups,
-            order=config.order.value,
-            logical_partitions=config.logical_partitions,
-            fencing=config.fencing.value if is_ordered else "",
-            partitions=partitions,
-            flush=config.flush.value,
-        )
+        settings = settings_of(config, partitions=partitions)
         created: pb.CreateSubjectResponse = await self._call("CreateSubject", pb.CreateSubjectRequest(settings=settings))
         return created.settings
 
@@ -352,7 +341,7 @@ class MetadataClient(DeliveryClient):
             raise
         except QmqError as cause:
             self.turn()
-            raise NotConnected(f"the metaserver could not say what {member.name!r} shall read: {cause}") from cause
+            raise NotConnected(f"the metaserver could not assign lanes to consumer {member.name!r}: {cause}") from cause
         return lanes_of(found)
 
     # --- delayed messages ----------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ two or more.
     broker_calls            calls to masters, replicas and partitions, with deadlines
     cluster_description     the whole cluster, for operators
     route_watchers          pushes changes to clients
-    messages_of             subjects and routes as protobuf messages
+    messages_of             routes, lanes and changes as protobuf messages
     delivery_admin          group settings and pauses
     access_service          rules, roles, tokens, quotas
     deletion                deleting subjects and dead-letter queues

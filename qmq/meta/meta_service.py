@@ -20,7 +20,7 @@ from qmq.meta.delay_calls import Delays
 from qmq.meta.deletion import Deletion
 from qmq.meta.delivery_admin import DeliveryService
 from qmq.meta.message_questions import find_every, trace_message
-from qmq.meta.messages_of import config_of, flush_of, route_of, settings_of
+from qmq.meta.messages_of import route_of
 from qmq.meta.ordered.ordered_service import OrderedService
 from qmq.meta.route_watchers import Watchers
 from qmq.meta.subject_schemas import SchemaService
@@ -30,6 +30,7 @@ from qmq.proto.v1 import delay_pb2 as delay
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.proto.v1 import meta_pb2_grpc
 from qmq.rpc import answering, streaming
+from qmq.subject_settings import config_of, flush_of, settings_of
 
 
 class MetaService(meta_pb2_grpc.MetaServicer):

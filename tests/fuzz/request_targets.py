@@ -26,7 +26,6 @@ from qmq.gateway.rocketmq_names import group_of_resource, subject_of_topic
 from qmq.gateway.status_codes import Refused
 from qmq.gateway.topic_sending import parse_recall_handle
 from qmq.meta.access_service import kind_of, operation_of
-from qmq.meta.messages_of import config_of
 from qmq.model import DelayedId, GroupSettings, MessageId, check_client, check_group, check_name
 from qmq.operations.key_texts import parse_key
 from qmq.proto.rocketmq import definition_pb2 as api
@@ -34,6 +33,7 @@ from qmq.proto.rocketmq import service_pb2 as calls
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.security.access_rules import check_pattern, check_principal_pattern
 from qmq.security.principal import Principal
+from qmq.subject_settings import config_of
 
 BODY_BYTES_MAX: Final = 1 << 20
 TEXTS: Final[tuple[Callable[[str], Any], ...]] = (

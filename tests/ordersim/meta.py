@@ -11,11 +11,12 @@ from ordersim.etcd import Store as Coordination
 from ordersim.process import Process
 from qmq.meta.broker_calls import Brokers, PartitionMasters
 from qmq.meta.cluster_catalog import ClusterCatalog
-from qmq.meta.messages_of import route_of, settings_of
+from qmq.meta.messages_of import route_of
 from qmq.meta.ordered.changes import RouteChanges
 from qmq.meta.ordered.controller import Controller
 from qmq.meta.ordered.ordered_service import OrderedService
 from qmq.proto.v1 import meta_pb2 as pb
+from qmq.subject_settings import settings_of
 
 if TYPE_CHECKING:
     from ordersim.run import Simulation

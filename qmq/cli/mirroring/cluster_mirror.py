@@ -11,6 +11,7 @@ import logging
 import re
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,8 +20,9 @@ from qmq.cli.mirroring.mirror_groups import MirroredGroups
 from qmq.cli.mirroring.mirror_notes import Places
 from qmq.cli.mirroring.mirror_subject import MirrorSubject
 from qmq.errors import InvalidArgument, NotConnected, QmqError, SubjectExists
-from qmq.model import Fencing, Order, SubjectConfig, SubjectFlush, is_dead_letters
+from qmq.model import is_dead_letters
 from qmq.node.metering.mirror_metrics import MirrorState
+from qmq.subject_settings import config_of
 
 if TYPE_CHECKING:
     from qmq.proto.v1 import meta_pb2 as pb
@@ -112,7 +114,8 @@ class ClusterMirror:
         found = await self._target.metadata.find_subject(settings.name)
         if found is None:
             try:
-                await self._target.metadata.create_subject(config_of(settings))
+                # The target chooses its own broker groups.
+                await self._target.metadata.create_subject(replace(config_of(settings), groups=()))
             except SubjectExists:
                 return await self._make(settings)
         elif found.settings.order != settings.order:
@@ -137,17 +140,3 @@ def places_in(described: pb.SubjectDescription) -> tuple[Places, Places]:
     """(ends, starts) of a subject's queues."""
     queues = {(each.broker_group, each.partition): each for each in described.queues}
     return {key: each.next_sequence for key, each in queues.items()}, {key: each.start_sequence for key, each in queues.items()}
-
-
-def config_of(settings: pb.SubjectSettings) -> SubjectConfig:
-    """The settings of a subject for another cluster, which chooses its own broker groups."""
-    return SubjectConfig(
-        settings.name,
-        settings.retention_ms if settings.HasField("retention_ms") else None,
-        settings.retention_bytes if settings.HasField("retention_bytes") else None,
-        settings.body_bytes_max,
-        order=Order(settings.order),
-        logical_partitions=settings.logical_partitions,
-        fencing=Fencing(settings.fencing) if settings.fencing else Fencing.LEASE,
-        flush=SubjectFlush(settings.flush) if settings.flush else SubjectFlush.DEFAULT,
-    )

@@ -12,11 +12,12 @@ from qmq_ordering.route import Route
 
 from qmq.errors import InvalidArgument, QmqError
 from qmq.meta.broker_calls import PartitionMasters
-from qmq.meta.messages_of import change_of, lane_of, range_of, route_of, settings_of
+from qmq.meta.messages_of import change_of, lane_of, range_of, route_of
 from qmq.meta.ordered.lane_progress import EVERYTHING, GroupLaneProgress, with_unwritten
 from qmq.model import SubjectConfig
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
+from qmq.subject_settings import settings_of
 
 
 class Descriptions:
