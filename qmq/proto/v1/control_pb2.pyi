@@ -1299,11 +1299,11 @@ class Group(_message.Message):
     broker_group: _builtins.str
     group: _builtins.str
     next_sequence: _builtins.int
-    """The next message that nobody was handed yet."""
+    """The next message that was not handed out yet."""
     settled_before: _builtins.int
     """Everything before it is done."""
     waiting: _builtins.int
-    """Messages that nobody was handed yet."""
+    """Messages that were not handed out yet."""
     unacked: _builtins.int
     """Messages handed out and not settled."""
     requeued: _builtins.int
@@ -1692,7 +1692,9 @@ class FindMessageResponse(_message.Message):
     OTHERS_FIELD_NUMBER: _builtins.int
     IS_INCOMPLETE_FIELD_NUMBER: _builtins.int
     is_incomplete: _builtins.bool
-    """With `every`: it may be where nobody looked. A broker says so without a message, if there was more than one call looks through."""
+    """With `every`: not all of the log was searched, so there may be further places. A broker sets this without a message, if one call cannot
+    search everything.
+    """
     @_builtins.property
     def message(self) -> Global___StoredMessage: ...
     @_builtins.property
@@ -1863,11 +1865,11 @@ class MessageState(_message.Message):
     attempts_max: _builtins.int
     """0: no limit."""
     due_ms: _builtins.int
-    """Of one that waits: when it may go out again, milliseconds since 1970; 0: at once."""
+    """Of one that waits: when it may go out again, milliseconds since 1970; 0: immediately."""
     lease_left_ms: _builtins.int
     """Of one that is held, or of its lane."""
     behind: _builtins.int
-    """Messages before it that nobody was handed yet; on a partition, that are not known to be done."""
+    """Messages before it that were not handed out yet; on a partition, that are not known to be done."""
     consumers: _builtins.int
     """Consumers of the group on this queue."""
     is_paused: _builtins.bool

@@ -227,7 +227,7 @@ class BrokerControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def HoldWrites(self, request, context):
-        """For a backup (docs/BACKUP.md): the master begins no new request until it is released, or until the time is over. Answered when every
+        """For a backup (docs/BACKUP.md): the master begins no new request until it is released, or until the time has passed. Answered when every
         request that was begun before is in its log. Error 300 if its writes are held already.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -60,7 +60,7 @@ class BrokerControlStub:
     ReadLog: _grpc.UnaryUnaryMultiCallable[_control_pb2.ReadLogRequest, _control_pb2.ReadLogResponse]
     """Entries of a log as they lie in the file, for another replica whose own copy of them is damaged (answered by slaves too), or for readers."""
     HoldWrites: _grpc.UnaryUnaryMultiCallable[_control_pb2.HoldWritesRequest, _control_pb2.HoldWritesResponse]
-    """For a backup (docs/BACKUP.md): the master begins no new request until it is released, or until the time is over. Answered when every
+    """For a backup (docs/BACKUP.md): the master begins no new request until it is released, or until the time has passed. Answered when every
     request that was begun before is in its log. Error 300 if its writes are held already.
     """
     DescribeHold: _grpc.UnaryUnaryMultiCallable[_control_pb2.DescribeHoldRequest, _control_pb2.HeldLogs]
@@ -113,7 +113,7 @@ class BrokerControlAsyncStub(BrokerControlStub):
     ReadLog: _aio.UnaryUnaryMultiCallable[_control_pb2.ReadLogRequest, _control_pb2.ReadLogResponse]  # type: ignore[assignment]
     """Entries of a log as they lie in the file, for another replica whose own copy of them is damaged (answered by slaves too), or for readers."""
     HoldWrites: _aio.UnaryUnaryMultiCallable[_control_pb2.HoldWritesRequest, _control_pb2.HoldWritesResponse]  # type: ignore[assignment]
-    """For a backup (docs/BACKUP.md): the master begins no new request until it is released, or until the time is over. Answered when every
+    """For a backup (docs/BACKUP.md): the master begins no new request until it is released, or until the time has passed. Answered when every
     request that was begun before is in its log. Error 300 if its writes are held already.
     """
     DescribeHold: _aio.UnaryUnaryMultiCallable[_control_pb2.DescribeHoldRequest, _control_pb2.HeldLogs]  # type: ignore[assignment]
@@ -235,7 +235,7 @@ class BrokerControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.HoldWritesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.HoldWritesResponse, _abc.Awaitable[_control_pb2.HoldWritesResponse]]:
-        """For a backup (docs/BACKUP.md): the master begins no new request until it is released, or until the time is over. Answered when every
+        """For a backup (docs/BACKUP.md): the master begins no new request until it is released, or until the time has passed. Answered when every
         request that was begun before is in its log. Error 300 if its writes are held already.
         """
 

@@ -82,7 +82,7 @@ class DelayControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def MoveDelayed(self, request, context):
-        """Deliver it at another time; a time that is past means at once. Errors as CancelDelayed, and 117.
+        """Deliver it at another time; a past time means immediately. Errors as CancelDelayed, and 117.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,7 +36,7 @@ class DelayControlStub:
     CancelDelayed: _grpc.UnaryUnaryMultiCallable[_delay_pb2.CancelDelayedRequest, _delay_pb2.DelayedMessage]
     """Do not deliver a message. Answered when that is committed. Errors: 118 if it is on its way or delivered, 111 if it is not known (any more)."""
     MoveDelayed: _grpc.UnaryUnaryMultiCallable[_delay_pb2.MoveDelayedRequest, _delay_pb2.DelayedMessage]
-    """Deliver it at another time; a time that is past means at once. Errors as CancelDelayed, and 117."""
+    """Deliver it at another time; a past time means immediately. Errors as CancelDelayed, and 117."""
     ShowDelayed: _grpc.UnaryUnaryMultiCallable[_delay_pb2.ShowDelayedRequest, _delay_pb2.DelayedMessage]
     """One message, with its body; what became of it, while its bucket is kept."""
     ListDelayed: _grpc.UnaryUnaryMultiCallable[_delay_pb2.ListDelayedRequest, _delay_pb2.ListDelayedResponse]
@@ -53,7 +53,7 @@ class DelayControlAsyncStub(DelayControlStub):
     CancelDelayed: _aio.UnaryUnaryMultiCallable[_delay_pb2.CancelDelayedRequest, _delay_pb2.DelayedMessage]  # type: ignore[assignment]
     """Do not deliver a message. Answered when that is committed. Errors: 118 if it is on its way or delivered, 111 if it is not known (any more)."""
     MoveDelayed: _aio.UnaryUnaryMultiCallable[_delay_pb2.MoveDelayedRequest, _delay_pb2.DelayedMessage]  # type: ignore[assignment]
-    """Deliver it at another time; a time that is past means at once. Errors as CancelDelayed, and 117."""
+    """Deliver it at another time; a past time means immediately. Errors as CancelDelayed, and 117."""
     ShowDelayed: _aio.UnaryUnaryMultiCallable[_delay_pb2.ShowDelayedRequest, _delay_pb2.DelayedMessage]  # type: ignore[assignment]
     """One message, with its body; what became of it, while its bucket is kept."""
     ListDelayed: _aio.UnaryUnaryMultiCallable[_delay_pb2.ListDelayedRequest, _delay_pb2.ListDelayedResponse]  # type: ignore[assignment]
@@ -79,7 +79,7 @@ class DelayControlServicer(metaclass=_abc_1.ABCMeta):
         request: _delay_pb2.MoveDelayedRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_delay_pb2.DelayedMessage, _abc.Awaitable[_delay_pb2.DelayedMessage]]:
-        """Deliver it at another time; a time that is past means at once. Errors as CancelDelayed, and 117."""
+        """Deliver it at another time; a past time means immediately. Errors as CancelDelayed, and 117."""
 
     @_abc_1.abstractmethod
     def ShowDelayed(

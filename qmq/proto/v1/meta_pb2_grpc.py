@@ -322,7 +322,7 @@ class MetaServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Tells at once when what Locate would answer has changed. A hint: a client that hears nothing asks again when a broker sends it away.
+        """Reports immediately that the answer of Locate has changed. Only a hint: a client that gets none asks again when a broker refuses it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -406,8 +406,8 @@ class MetaServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SyncMember(self, request, context):
-        """A consumer makes itself known, and hears what it shall read: answered when that is another assignment than the one it knows, or after
-        wait_ms. To be asked again at once; who does not ask for lease_ms is gone.
+        """Registers a consumer, and returns its assignment: answered when the assignment differs from the one it has, or after wait_ms. The
+        consumer calls again immediately. A consumer that does not call for lease_ms loses its lanes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -54,7 +54,7 @@ class MetaStub:
     DescribeCluster: _grpc.UnaryUnaryMultiCallable[_meta_pb2.DescribeClusterRequest, _meta_pb2.DescribeClusterResponse]
     """Broker groups with their replicas."""
     Watch: _grpc.UnaryStreamMultiCallable[_meta_pb2.WatchRequest, _meta_pb2.WatchResponse]
-    """Tells at once when what Locate would answer has changed. A hint: a client that hears nothing asks again when a broker sends it away."""
+    """Reports immediately that the answer of Locate has changed. Only a hint: a client that gets none asks again when a broker refuses it."""
     PlaceSubject: _grpc.UnaryUnaryMultiCallable[_meta_pb2.PlaceSubjectRequest, _meta_pb2.PlaceSubjectResponse]
     """Choose the broker groups on which a subject lives. Messages already stored elsewhere stay consumable there."""
     SetSubjectFlush: _grpc.UnaryUnaryMultiCallable[_meta_pb2.SetSubjectFlushRequest, _meta_pb2.SetSubjectFlushResponse]
@@ -79,8 +79,8 @@ class MetaStub:
     """A subject's routes, partitions and groups, for people."""
     RouteHistory: _grpc.UnaryUnaryMultiCallable[_meta_pb2.RouteHistoryRequest, _meta_pb2.RouteHistoryResponse]
     SyncMember: _grpc.UnaryUnaryMultiCallable[_meta_pb2.SyncMemberRequest, _meta_pb2.SyncMemberResponse]
-    """A consumer makes itself known, and hears what it shall read: answered when that is another assignment than the one it knows, or after
-    wait_ms. To be asked again at once; who does not ask for lease_ms is gone.
+    """Registers a consumer, and returns its assignment: answered when the assignment differs from the one it has, or after wait_ms. The
+    consumer calls again immediately. A consumer that does not call for lease_ms loses its lanes.
     """
     DescribeParked: _grpc.UnaryUnaryMultiCallable[_control_pb2.DescribeParkedRequest, _control_pb2.DescribeParkedResponse]
     """Keys that consumers set aside; see BrokerControl."""
@@ -132,7 +132,7 @@ class MetaAsyncStub(MetaStub):
     DescribeCluster: _aio.UnaryUnaryMultiCallable[_meta_pb2.DescribeClusterRequest, _meta_pb2.DescribeClusterResponse]  # type: ignore[assignment]
     """Broker groups with their replicas."""
     Watch: _aio.UnaryStreamMultiCallable[_meta_pb2.WatchRequest, _meta_pb2.WatchResponse]  # type: ignore[assignment]
-    """Tells at once when what Locate would answer has changed. A hint: a client that hears nothing asks again when a broker sends it away."""
+    """Reports immediately that the answer of Locate has changed. Only a hint: a client that gets none asks again when a broker refuses it."""
     PlaceSubject: _aio.UnaryUnaryMultiCallable[_meta_pb2.PlaceSubjectRequest, _meta_pb2.PlaceSubjectResponse]  # type: ignore[assignment]
     """Choose the broker groups on which a subject lives. Messages already stored elsewhere stay consumable there."""
     SetSubjectFlush: _aio.UnaryUnaryMultiCallable[_meta_pb2.SetSubjectFlushRequest, _meta_pb2.SetSubjectFlushResponse]  # type: ignore[assignment]
@@ -157,8 +157,8 @@ class MetaAsyncStub(MetaStub):
     """A subject's routes, partitions and groups, for people."""
     RouteHistory: _aio.UnaryUnaryMultiCallable[_meta_pb2.RouteHistoryRequest, _meta_pb2.RouteHistoryResponse]  # type: ignore[assignment]
     SyncMember: _aio.UnaryUnaryMultiCallable[_meta_pb2.SyncMemberRequest, _meta_pb2.SyncMemberResponse]  # type: ignore[assignment]
-    """A consumer makes itself known, and hears what it shall read: answered when that is another assignment than the one it knows, or after
-    wait_ms. To be asked again at once; who does not ask for lease_ms is gone.
+    """Registers a consumer, and returns its assignment: answered when the assignment differs from the one it has, or after wait_ms. The
+    consumer calls again immediately. A consumer that does not call for lease_ms loses its lanes.
     """
     DescribeParked: _aio.UnaryUnaryMultiCallable[_control_pb2.DescribeParkedRequest, _control_pb2.DescribeParkedResponse]  # type: ignore[assignment]
     """Keys that consumers set aside; see BrokerControl."""
@@ -285,7 +285,7 @@ class MetaServicer(metaclass=_abc_1.ABCMeta):
         request: _meta_pb2.WatchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_meta_pb2.WatchResponse], _abc.AsyncIterator[_meta_pb2.WatchResponse]]:
-        """Tells at once when what Locate would answer has changed. A hint: a client that hears nothing asks again when a broker sends it away."""
+        """Reports immediately that the answer of Locate has changed. Only a hint: a client that gets none asks again when a broker refuses it."""
 
     @_abc_1.abstractmethod
     def PlaceSubject(
@@ -382,8 +382,8 @@ class MetaServicer(metaclass=_abc_1.ABCMeta):
         request: _meta_pb2.SyncMemberRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_meta_pb2.SyncMemberResponse, _abc.Awaitable[_meta_pb2.SyncMemberResponse]]:
-        """A consumer makes itself known, and hears what it shall read: answered when that is another assignment than the one it knows, or after
-        wait_ms. To be asked again at once; who does not ask for lease_ms is gone.
+        """Registers a consumer, and returns its assignment: answered when the assignment differs from the one it has, or after wait_ms. The
+        consumer calls again immediately. A consumer that does not call for lease_ms loses its lanes.
         """
 
     @_abc_1.abstractmethod
