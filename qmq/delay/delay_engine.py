@@ -1,7 +1,7 @@
 """The engine of a delay group's master: sends messages as they become due. It runs while the master serves.
 
     tick        every 500 ms: the wheel gives what is due, the loader moves the horizon on if it is near
-    dispatch    due and late messages, half and half, a few hundred at a time: read, and put into the dispatcher, as long as it has room
+    dispatch    due and late messages in turn, a few hundred at a time: read, and put into the dispatcher, as long as it has room
     read ahead  schedule logs of near buckets are read and checked, in a thread
     late        messages that were due before this master began, slice by slice
     close       buckets whose time has passed and that have no pending messages

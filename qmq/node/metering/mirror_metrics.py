@@ -9,7 +9,9 @@ from qmq.metrics.figures import COUNTER, GAUGE, Figure, Reading, rows_of
 
 _OF: Final = ("subject",)
 
-LAG: Final = Figure("qmq_mirror_lag_messages", GAUGE, _OF, "Messages of the source that were not read when the last pass ended.")
+LAG: Final = Figure(
+    "qmq_mirror_lag_messages", GAUGE, _OF, "Messages of the source that were not read, counted when a pass begins and again when it ends."
+)
 COPIED: Final = Figure("qmq_mirror_copied_messages_total", COUNTER, _OF, "Messages that were copied to the target.")
 LEFT_OUT: Final = Figure(
     "qmq_mirror_left_out_messages_total", COUNTER, _OF, "Messages that came through the target and were not copied back."
