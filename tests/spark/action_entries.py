@@ -21,7 +21,7 @@ def entry(time_ms: int, *actions: AnyAction, index: int = 1) -> Entry:
 
 
 def snapshot(time_ms: int, states: Iterable[Any], index: int = 1) -> Entry:
-    """A segment's opening."""
+    """The snapshot with which a segment begins."""
     return _entry(Kind.SNAPSHOT, msgspec.msgpack.encode(list(states)), time_ms, index)
 
 

@@ -11,7 +11,7 @@ from pyspark_qmq import session
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Runs before xdist looks at groups. A test that is already in a group stays there."""
+    """Add tests to the group before xdist reads groups. A test that is already in a group stays there."""
     if "spark" in getattr(item, "fixturenames", ()) and item.get_closest_marker("xdist_group") is None:
         item.add_marker(pytest.mark.xdist_group("spark"))
 

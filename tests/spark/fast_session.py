@@ -60,7 +60,7 @@ def conf() -> dict[str, str]:
 
 
 def java_options() -> str:
-    """Options for a JVM of Spark that does not live long."""
+    """Options for a short-lived JVM of Spark."""
     archive = class_archive()
     return f"{QUICK} -XX:SharedArchiveFile={archive} -Xshare:auto -Xlog:cds=off -Xlog:class+path=off" if archive else QUICK
 

@@ -37,7 +37,7 @@ Row = tuple[int, bytes]
 
 @contextmanager
 def folder_in_memory() -> Iterator[Path]:
-    """These tests open stores by the hundred; each opening syncs."""
+    """A folder in memory, because these tests open hundreds of stores, and each opening calls fsync."""
     found = Path(tempfile.mkdtemp(dir=_MEMORY if _MEMORY.is_dir() else None, prefix="qmq-"))
     try:
         yield found
@@ -46,7 +46,7 @@ def folder_in_memory() -> Iterator[Path]:
 
 
 def small_log(**options: object) -> LogConfig:
-    """Segments far smaller than an operator may have them."""
+    """A configuration with segments that are smaller than the command line allows."""
     config = LogConfig(producer_expiry_ms=1 << 40, cache_bytes=0, **options)  # type: ignore[arg-type]
     object.__setattr__(config, "segment_bytes", 3_000)
     object.__setattr__(config, "action_segment_bytes", 1_200)
@@ -64,7 +64,7 @@ def batch(
     flags: int = 0,
     headers: list[dict[str, bytes]] | None = None,
 ) -> Intake:
-    """A batch as the broker takes it in, with its bloom of tags."""
+    """A batch as the broker stores it, with the bloom filter of its tags."""
     columns = Columns(bodies, keys=keys, tags=tags, logical_partitions=lps, headers=headers)  # type: ignore[arg-type]
     envelope, region = encode(
         queue.id.subject.encode(),
@@ -81,7 +81,7 @@ def batch(
 
 
 def mark(store: Store) -> None:
-    """Write the commit mark as the broker would, now."""
+    """Write the commit mark that the broker would write now."""
     marker = commit_mark.Marker(store)
     marker.tick(0)
 
@@ -151,5 +151,5 @@ def rows_of(pieces: Sequence[QueuePiece], selection: ReadSelection = ALL, *, ski
 
 
 def read_all(log: FileLog, topology: Topology, bytes_max: int = 1 << 20, selection: ReadSelection = ALL) -> dict[QueueKey, list[Row]]:
-    """All that the topology shows."""
+    """All rows of the topology's queues."""
     return {key: rows_of(log.pieces(key, queue.start, queue.end, bytes_max), selection) for key, queue in topology.queues.items()}

@@ -72,7 +72,7 @@ class Row:
 
 @dataclass(slots=True)
 class Stream:
-    """A client's way to one partition."""
+    """The batches of a client on their way to one partition."""
 
     producer_id: str
     next_batch: int = 0
@@ -111,7 +111,7 @@ class History:
         return self
 
     def send(self) -> None:
-        """A client puts some messages into its streams: each client has its own keys."""
+        """Put messages of a client into its streams. Each client has its own keys."""
         self.now_ms += self.random.randrange(3)
         at = self.random.randrange(len(self._clients))
         mine = self.keys[at :: len(self._clients)]
@@ -119,12 +119,12 @@ class History:
             self._stream(at, self._holder(key)).waiting.append(Message(key, self.number(key), self.now_ms))
 
     def number(self, key: bytes) -> int:
-        """The next one of a key."""
+        """The next number of a key."""
         self._numbers[key] = self._numbers.get(key, 0) + 1
         return self._numbers[key]
 
     def write(self, *, whole: bool = False) -> None:
-        """Streams get some of their batches stored."""
+        """Store some of the streams' batches."""
         for streams in self._clients:
             for partition in list(streams):
                 stream = streams[partition]
@@ -134,7 +134,7 @@ class History:
                     self.append(stream, partition, batch)
 
     def append(self, stream: Stream, partition: int, batch: list[Message]) -> None:
-        """One batch is stored."""
+        """Store one batch."""
         self.now_ms += self.random.randrange(2)
         part = self.parts[partition]
         self._entries[part.broker_group] += 1
@@ -162,7 +162,7 @@ class History:
         stream.next_batch += 1
 
     def renumber(self) -> None:
-        """A broker has forgotten a producer, which continues under another id."""
+        """Let a producer, which its broker has forgotten, continue under another id."""
         streams = self.random.choice(self._clients)
         if streams:
             stream = streams[self.random.choice(sorted(streams))]
@@ -224,7 +224,7 @@ class History:
         return f"{self._producers << 20:016x}"
 
     def deliver(self, key: bytes, create_ms: int) -> Row:
-        """A delay server stores a message that was made long ago, under its own id."""
+        """Store an old message with a delay server's producer id."""
         self.now_ms += 1
         partition = self._holder(key)
         message = Message(key, self.number(key), create_ms, f"{self.new_producer()}{7:012x}{3:04x}")
@@ -232,7 +232,7 @@ class History:
         return self.rows[-1]
 
     def forget(self, partition: int, before: int) -> None:
-        """Retention takes the oldest of a partition."""
+        """Delete the oldest messages of a partition, like retention."""
         self.rows = [row for row in self.rows if row.partition != partition or row.sequence >= before]
 
     # --- what comes of it ----------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ Found = tuple[str, int, int]
 
 
 def twin(rows: list[Row], routes: Routes, *, is_exact: bool = False, is_dense: bool = False, clock_ms: int = 0) -> set[Found]:
-    """Every violation."""
+    """All violations in the rows."""
     found = set(_of_messages(rows, routes, is_exact)) | set(_of_partitions(rows)) | set(_of_seals(rows, routes))
     keyed = [row for row in rows if row.key is not None and not row.is_bent and row.partition in routes.partitions]
     keyed.sort(key=lambda row: (routes.partitions[row.partition].version, row.partition, row.sequence))

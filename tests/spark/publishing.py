@@ -23,7 +23,7 @@ def send(
     tags: Sequence[Sequence[str]] | None = None,
     headers: Sequence[Mapping[str, bytes]] | None = None,
 ) -> None:
-    """Send, and wait until all is stored."""
+    """Send messages, and wait until all are stored."""
 
     async def work() -> None:
         async with qmq.connect(server) as mq, mq.producer(subject) as producer:
@@ -69,7 +69,7 @@ def create_ordered(server: str, subject: str, partitions: int = 1) -> None:
 
 
 def change_route(server: str, subject: str, **change: Any) -> None:
-    """One split, merge or move, published when this returns."""
+    """Split, merge or move partitions. Returns when the new route is published."""
 
     async def work() -> None:
         async with qmq.connect(server) as mq:

@@ -30,7 +30,7 @@ REPLICATED = {"g1": ("g1-a", "g1-b", "g1-c")}
 
 
 class ServerCluster:
-    """`shape`: of each broker group its replicas."""
+    """`shape`: the replicas of each broker group."""
 
     def __init__(self, data: Path, shape: Mapping[str, Sequence[str]], log: LogConfig) -> None:
         self.data = data
@@ -83,7 +83,7 @@ class ServerCluster:
 
 @asynccontextmanager
 async def cluster(data: Path, shape: Mapping[str, Sequence[str]] = THREE, log: LogConfig | None = None) -> AsyncIterator[ServerCluster]:
-    """Everything, with a master in each group."""
+    """A started cluster with a master in each group."""
     found = ServerCluster(data, shape, log or LogConfig())
     await found.view.start()
     await found.meta.start()
@@ -103,7 +103,7 @@ async def cluster(data: Path, shape: Mapping[str, Sequence[str]] = THREE, log: L
 
 
 def read_all(log: ServerLog, pieces: Sequence[QueuePiece], selection: ReadSelection | None = None) -> list[SourceBatch]:
-    """Everything in the pieces, one after another."""
+    """Read the pieces, one after another."""
     return [batch for piece in pieces for batch in log.read(piece, selection or ReadSelection(), skips_lost=False)]
 
 

@@ -1,6 +1,6 @@
 """A simulated cluster: queues with a broker's rules, routes that change, connections that break, brokers that lag.
 
-Connections keep their order; a broker answers refusals at once and successes after any delay; messages on a broken connection may still
+Connections keep their order; a broker answers refusals immediately and successes after any delay; messages on a broken connection may still
 arrive.
 """
 
@@ -35,7 +35,7 @@ class Stored:
 
 @dataclass
 class Queue:
-    """One queue's log, and what its broker takes."""
+    """One queue's log, with its broker's rules for accepting batches."""
 
     batches: list[Stored] = field(default_factory=list)
     is_sealed: bool = False
@@ -136,7 +136,7 @@ class Cluster:
         return RoutePartition(number, lps, self.random.choice(self.groups), version, sources)
 
     def hear(self) -> None:
-        """Brokers learn of their new partitions; drained groups change."""
+        """Tell brokers of new partitions, or change which groups are drained."""
         for queue in self.queues.values():
             queue.is_known = True
 

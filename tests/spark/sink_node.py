@@ -38,11 +38,11 @@ class NodeThread:
         self._loop = loop
 
     def run(self, act: Coroutine[Any, Any, _R]) -> _R:
-        """Something in the node's loop."""
+        """Run a coroutine in the node's loop."""
         return asyncio.run_coroutine_threadsafe(act, self._loop).result(180)
 
     def ask(self, act: Callable[[MetadataClient], Coroutine[Any, Any, _R]]) -> _R:
-        """Something of the metaserver."""
+        """Call the metaserver."""
 
         async def asked() -> _R:
             metadata = MetadataClient([self.address])
@@ -54,16 +54,16 @@ class NodeThread:
         return self.run(asked())
 
     def create(self, name: str, *, partitions: int = 0) -> None:
-        """A subject; with partitions an ordered one."""
+        """Create a subject: an ordered one if `partitions` is given."""
         config = SubjectConfig(name, order=Order.STRICT, logical_partitions=64) if partitions else SubjectConfig(name)
         self.ask(lambda metadata: metadata.create_subject(config, partitions=partitions))
 
     def split(self, name: str, partition: int) -> None:
-        """A partition of an ordered subject in two."""
+        """Split a partition of an ordered subject in two."""
         self.ask(lambda metadata: metadata.change_route(name, split=pb.SplitOperation(partition=partition), reason="test"))
 
     def batches(self, subject: str) -> list[tuple[int, BatchView]]:
-        """(partition, batch) of everything that is committed."""
+        """(partition, batch) of all committed batches."""
         log = ServerAddress(self.address, 10_000).open()
         try:
             queues = log.topology([subject]).queues
@@ -120,7 +120,7 @@ def record_batches(columns: dict[str, pa.Array], rows_max: int = 100) -> list[pa
 
 
 def write(cluster: Any, schema: str, batches: Iterable[pa.RecordBatch], *, writer: RowWriter = WRITER, **options: str) -> Counts:
-    """One task, in this thread. Options are named without `qmq.`."""
+    """Run one write task in this thread. Names of options come without `qmq.`."""
     names = {name if name in ("subject", "createSubject") else f"qmq.{name}": value for name, value in options.items()}
     asked = SinkOptions.parse({"qmq.servers": "unused:1", "qmq.batchMessages": "50", **names})
     return WriteTask(cluster, writer, fields_of(schema, has_subject=bool(asked.subject)), asked).run(batches)

@@ -37,7 +37,7 @@ class Standalone:
 
 @contextmanager
 def standalone(folder: Path, *, cores: int = 2) -> Iterator[Standalone]:
-    """Start both, wait until the worker is the master's; at the end nothing of them is left, however the block ended."""
+    """Start master and worker, and wait until the worker is registered. All their processes are gone after the block."""
     folder.mkdir(parents=True, exist_ok=True)
     started: list[Process] = []
     try:

@@ -31,7 +31,7 @@ BY = "json:n"
 
 
 async def publish(server: str, subject: str) -> None:
-    """Each key's messages are numbered; a change of the route begins again and again while messages are under way."""
+    """Send numbered messages of each key, while the route changes again and again."""
     coin = Random(5)
     numbers = dict.fromkeys(range(KEYS), 0)
     async with qmq.connect(server) as mq:

@@ -1,4 +1,4 @@
-"""Columns for Spark: the same rows as a loop over messages makes, in Spark's own types, and nothing that a lying batch could do."""
+"""Columns for Spark: the same rows as a loop over messages makes, in Spark's own types. Batches with false offsets are refused."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ LPS = st.lists(LP_RANGE, max_size=2).map(tuple)
 
 @st.composite
 def queues(draw: st.DrawFn) -> list[SourceBatch]:
-    """A queue's batches, ascending; sequences may have gaps, as where a log passed over batches."""
+    """A queue's batches, ascending. Sequences may have gaps, where a log skipped batches."""
     found, base = [], draw(st.integers(0, 10))
     for number in range(draw(st.integers(1, 5))):
         messages = draw(st.lists(MESSAGE, min_size=1, max_size=6))
@@ -149,7 +149,7 @@ def test_a_batch_without_messages_gives_nothing() -> None:
 @settings(max_examples=examples(300))
 @given(queues(), st.data())
 def test_offsets_that_lie_are_an_error_and_never_foreign_memory(batches: list[SourceBatch], data: st.DataObject) -> None:
-    """The checksums of such a batch can be right: its author computed them."""
+    """The checksums of such a batch can be correct, because its sender computed them."""
     batch = batches[0]
     region = bytearray(batch.region)
     at = data.draw(st.integers(48, len(region) - 4).map(lambda each: each & ~3))

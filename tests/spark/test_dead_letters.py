@@ -148,7 +148,7 @@ def test_what_was_given_back_before_is_left_out(spark: SparkSession) -> None:
 
 
 class Times:
-    """A clock that only sleeping moves."""
+    """A clock that advances only by sleeping."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

@@ -128,7 +128,7 @@ def test_torn_end_does_not_count_when_everything_whole_does(traffic: Traffic, le
 
 
 def test_mark_that_names_more_than_there_is_is_refused(traffic: Traffic) -> None:
-    """A broker whose machine lost its power, before it is started again; or segments that were copied before the mark."""
+    """This happens after a power failure, before the broker is started again, or if segments were copied before the mark."""
     mark(traffic.store)
     newest = max((traffic.folder / "message").iterdir())
     with newest.open("r+b") as file:
@@ -145,7 +145,7 @@ def test_mark_that_ends_within_an_entry_is_refused(traffic: Traffic) -> None:
 
 
 def test_opening_a_store_takes_back_a_mark_that_leads_and_what_comes_then_is_read(traffic: Traffic) -> None:
-    """A power cut kept the mark and lost the log's end: other bytes are written at the mark's position later."""
+    """After a power failure that lost the log's end, but not the mark, the broker writes other bytes at the mark's position."""
     mark(traffic.store)
     log = opened(traffic.folder)
     log.topology(["a"])

@@ -82,7 +82,7 @@ def test_flipped_bit_is_seen_even_where_it_makes_a_batch_seem_unwanted(traffic: 
 
 @pytest.mark.parametrize("states", [b"\x91\x97\xa1\xff", b"\x91\xa1\xff", b"\xc1", b"\x91\x91\x01"], ids=bytes.hex)
 def test_a_snapshot_that_is_no_messagepack_of_states_is_named(states: bytes) -> None:
-    """Its checksums hold: the program that wrote it had a bug, or a disk lies."""
+    """Its checksums are correct: the program that wrote it had a bug, or the disk returned wrong bytes."""
     data = b"".join(wrap(Kind.SNAPSHOT, states, count=1, epoch=1, index=1, time_ms=1, flushed=0))
     mapped = Mapped(Path("00000000000000000000.log"), 0, len(data), data)
     with pytest.raises(LogDamaged, match=r"00000000000000000000.log.*byte 0.*its snapshot cannot be read"):

@@ -26,7 +26,7 @@ def data() -> Iterator[Path]:
 
 
 def check_equal(traffic: Traffic, log: FileLog, random: Random) -> None:
-    """Everything that is kept is read, once and in order, in pieces of any size."""
+    """Check that all kept messages are read once and in order, in pieces of any size."""
     subjects = sorted({subject for subject, _ in traffic.sent})
     topology = log.topology(subjects)
     size = random.choice((1, 200, 2_000, 1 << 30))

@@ -173,7 +173,7 @@ def test_a_table_begins_where_the_user_says_and_keeps_that(lake: Lake) -> None:
 
 
 class Stopping(threading.Event):
-    """Stops after some waits, and keeps what they were asked for."""
+    """An event that is set after some waits, and records the timeouts."""
 
     def __init__(self, waits: int) -> None:
         super().__init__()

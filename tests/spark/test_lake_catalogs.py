@@ -109,7 +109,7 @@ def test_the_promises_about_sqlite_hold(lake: test_lake.Lake, promise: Callable[
 def test_a_database_that_goes_away_is_waited_for_and_each_message_is_there_once(
     node_process: NodeProcess, postgres: PostgresServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is killed three times under a writer, which continues by itself."""
+    """The test kills the database three times while a writer works, which continues by itself."""
     node_process.start()
     catalog = open_catalog("lake", postgres.create_database().sync_url, f"file://{tmp_path}/warehouse")
     lake = test_lake.Lake(catalog, node_process.address)
@@ -180,7 +180,7 @@ def test_a_rest_catalog_that_cannot_work_now_or_is_gone_is_away() -> None:
 
 
 class Unable(BaseHTTPRequestHandler):
-    """A REST catalog that answers what it can do, and does nothing."""
+    """A REST catalog that only describes its abilities, and refuses every other request."""
 
     def do_GET(self) -> None:  # the server looks for this name
         is_config = self.path.startswith("/v1/config")

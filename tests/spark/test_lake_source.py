@@ -58,21 +58,21 @@ class HistoryReader:
         return pa.Table.from_batches(batches, batches[0].schema if batches else pa.schema([("body", pa.binary())]))
 
     def both(self, subject: str, **more: str) -> pa.Table:
-        """From lake and log, sorted; it must be what the log alone has, which must have everything."""
+        """Read from lake and log, sorted. Checks that the log alone, which has all messages, gives the same rows."""
         found = self.rows(self.options(subject, **more)).sort_by(ORDER)
         log = {key: value for key, value in self.options(subject, **more).items() if key != "qmq.lake"}
         assert found.equals(self.rows(log).sort_by(ORDER))
         return found
 
     def bodies(self, subject: str, **more: str) -> list[str]:
-        """From lake and log, sorted."""
+        """Read from lake and log, sorted."""
         return sorted(each.decode() for each in self.rows(self.options(subject, **more))["body"].to_pylist())
 
     def follow(self, subject: str, **more: str) -> None:
         self.lake.drain(self.lake.asked(subject, **more))
 
     def expire_log(self, subject: str) -> None:
-        """The log forgets all of a subject's messages, as retention makes it."""
+        """Delete all of a subject's messages from the log, like retention."""
 
         async def work() -> None:
             async with qmq.connect(self.lake.server) as mq:
@@ -232,7 +232,7 @@ def test_rows_that_were_compacted_are_there_once_in_the_order_of_their_key(histo
 
 
 def test_rejected_messages_of_a_typed_lake_are_read_too(history: HistoryReader) -> None:
-    """Also those of a round whose second commit is missing."""
+    """This includes the messages of a round whose second commit is missing."""
     server = history.lake.server
     with qmq.blocking.connect(server) as mq:
         send(server, "orders", ['{"id":0}'])

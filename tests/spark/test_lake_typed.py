@@ -1,4 +1,4 @@
-"""Typed tables: bodies in columns by the subject's schema, what does not fit kept apart, each message once."""
+"""Typed tables: bodies in columns by the subject's schema, bodies that do not fit in a second table, each message once."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TypedLake:
         return LakeWriter(self.catalog, asked, LakeOptions(), schemas=self.mq.metadata.subject_schemas if is_typed else None)
 
     def drain(self) -> tuple[int, int]:
-        """How many rows went into both tables, and how many of them into that of rejected messages."""
+        """Run rounds until the tables are up to date. Returns the rows added to both tables, and how many of them were rejected."""
         done: list[Any] = []
         writer = self.writer()
         try:
@@ -237,7 +237,7 @@ def test_of_two_writers_each_with_rejected_messages_all_are_kept_once(lake: Type
 
 
 def test_a_process_that_adds_late_adds_nothing_again(lake: TypedLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One reads both tables and stops; meanwhile another adds the round."""
+    """One process reads both tables and pauses; meanwhile another process adds the round."""
     lake.send('{"id":1}', "bad")
     lake.declare({"id": INT})
     with monkeypatch.context() as patch, suppress(Killed):

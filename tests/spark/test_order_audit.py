@@ -25,7 +25,7 @@ KEYS = [f"key-{number}" for number in range(40)]
 
 
 def rounds(first: int, end: int) -> list[tuple[str, str]]:
-    """Each key once with each number."""
+    """One message for each key and number, number by number."""
     return [(key, json.dumps({"n": number})) for number in range(first, end) for key in KEYS]
 
 

@@ -1,4 +1,4 @@
-"""The order audit against histories: clean ones have no findings, and of broken ones exactly what was broken is found."""
+"""The order audit against histories: clean ones have no findings, and in damaged ones the audit finds exactly the damage."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def told_by_history(findings: Findings, histories: int) -> list[set[tuple[str, b
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """Many histories in one audit, since an audit takes Spark seconds however little there is to look at."""
+    """Many histories in one audit, because an audit takes Spark seconds even for few rows."""
 
     by: str
     keys: list[bytes | None]
@@ -94,7 +94,7 @@ def damaged() -> list[History]:
 
 
 def test_histories_of_splits_merges_moves_and_fences_are_clean(audited: Audited) -> None:
-    """Also if retention took the oldest of some partitions, and all of some."""
+    """This holds also if retention deleted the oldest messages of some partitions, and all messages of others."""
     assert audited.told[len(PLANTS) : -len(SEEDS)] == [set()] * (1 + len(SEEDS))
 
 
@@ -116,7 +116,7 @@ def test_of_any_history_exactly_what_the_slow_twin_finds_is_found(audited: Audit
 
 @pytest.mark.long
 def test_clocks_of_two_producers_may_differ_by_the_documented_bound(spark: SparkSession) -> None:
-    """Beside damaged histories, one with a difference that is allowed and one with a millisecond more."""
+    """One history has the largest allowed difference, and another one a millisecond more."""
     allowed, late = small(1), small(2)
     for history, difference in ((allowed, CLOCK_MS), (late, CLOCK_MS + 1)):
         before = history.of(history.keys[0])[2]
@@ -139,7 +139,7 @@ def retain(history: History) -> None:
 
 
 def damage(history: History, chance: random.Random) -> None:
-    """Something that must not happen, somewhere."""
+    """Make a random violation at a random place."""
     rows = history.rows
     one, other = chance.sample(rows, 2)
     at = rows.index(one)

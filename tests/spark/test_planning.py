@@ -21,7 +21,7 @@ def topology(*, is_strict: bool = True) -> Topology:
 
 
 class CuttingLog:
-    """Cuts evenly, 100 bytes a message."""
+    """A log that cuts evenly, with 100 bytes for each message."""
 
     def pieces(self, queue: QueueKey, first: int, end: int, bytes_max: int) -> list[QueuePiece]:
         step = max(bytes_max // 100, 1)

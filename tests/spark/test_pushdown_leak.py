@@ -15,7 +15,8 @@ MENDED = "PySpark no longer leaks filters: think again about pushFilters in pysp
 
 
 def ten_numbers() -> type[DataSource]:
-    """A source of 0 to 9 that takes `number >= N` and does it by itself, by the book. Made here, so that executors get it by value."""
+    """A source of 0 to 9 that applies a pushed filter `number >= N`, as Spark's documentation says. It is defined in a function, so that
+    executors get it by value."""
 
     class Reader(DataSourceReader):
         def __init__(self) -> None:

@@ -46,7 +46,7 @@ def everything(log: ServerLog, selection: ReadSelection | None = None) -> dict[Q
 
 @pytest.fixture(autouse=True)
 def small_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a piece take many requests."""
+    """Make a piece need many requests."""
     monkeypatch.setattr(server_reader, "FETCH_BYTES", 2048)
 
 
@@ -77,7 +77,7 @@ async def test_an_unordered_subject_is_read_from_every_broker_group_that_ever_ha
 
 
 def set_of(batches: list[SourceBatch]) -> list[SourceBatch]:
-    """Pieces may end within a batch, which then belongs to both."""
+    """The set of batches: pieces may end within a batch, which then belongs to both."""
     return list({batch.envelope.base_sequence: batch for batch in batches}.values())
 
 

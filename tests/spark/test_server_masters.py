@@ -209,7 +209,7 @@ async def test_uncommitted_actions_are_not_reported(tmp_path: Path) -> None:
 
 
 async def test_an_unknown_outcome_says_so(tmp_path: Path) -> None:
-    """A writer must know: it may only ask about such a batch again, at the same queue."""
+    """A writer has to know, because it may only look such a batch up again, at the same queue."""
     async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
         await mq.metadata.create_subject(SubjectConfig("s", groups=("g1",)))
         with masters_of(it.servers, 0) as masters:

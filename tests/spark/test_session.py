@@ -1,4 +1,4 @@
-"""Sessions of ours: what they set, and what they leave alone."""
+"""The settings of QMQ's Spark sessions, and those that they do not change."""
 
 from __future__ import annotations
 

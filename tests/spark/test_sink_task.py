@@ -40,7 +40,7 @@ def cluster(node: NodeThread) -> Iterator[SinkCluster]:
 
 
 class Crash(Exception):
-    """The process dies here."""
+    """Simulates the death of the process."""
 
 
 class Mortal:

@@ -1,4 +1,4 @@
-"""`qmq spark`: which jobs there are, and that a job gets its words as they were written."""
+"""`qmq spark` lists the jobs, and passes a job's arguments on unchanged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ORDER_AUDIT = ["--subject", "orders", "-o", "a=b", "--dry-run", "--", "-x", "--h
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
-    """The requested jobs; none runs."""
+    """Records the requested jobs, without running them."""
     found: list[tuple[str, list[str]]] = []
 
     def run(name: str, argv: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""Streams by a real Spark from a real node: offsets, admission, restarts, route changes, what retention took."""
+"""Streams by a real Spark from a real node: offsets, admission, restarts, route changes, retention."""
 
 from __future__ import annotations
 
