@@ -149,7 +149,7 @@ def typed_error(failure: grpc.aio.AioRpcError | grpc.RpcError, address: str) -> 
     if failure.code() is grpc.StatusCode.UNAVAILABLE:
         return _unreachable(failure.details() or "", address)
     if failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "RPC limit" in (failure.details() or ""):
-        return Overloaded(f"{address} has as many calls under way as it takes: try again")
+        return Overloaded(f"{address} handles as many calls as it can: try again")
     if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
         return InvalidArgument(f"{address} does not support this call: is it a QMQ metaserver of this release?")
     return QmqError(f"{address} failed: {failure.code().name}: {failure.details()}", outcome=Outcome.UNKNOWN)

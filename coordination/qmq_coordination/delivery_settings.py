@@ -59,7 +59,7 @@ class Whom(NamedTuple):
         if self.kind is not PauseKind.GROUP:
             check_name(self.kind.value, self.name)
         elif self.name:
-            raise InvalidArgument("a group is paused as a whole: to pause one consumer of it, say so")
+            raise InvalidArgument("a pause of a group names no consumer: for one consumer, the kind of the pause is 'consumer'")
         return self
 
     def __str__(self) -> str:

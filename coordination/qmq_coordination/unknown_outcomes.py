@@ -89,7 +89,7 @@ async def _read_back(store: CoordinationStore, compares: Sequence[Compare], proo
     listing = await _answered(partial(store.list, proof.key, limit=1))
     item = listing.items[0] if listing.items and listing.items[0].key == proof.key else None
     if item is None:
-        raise CoordinationUnknown(f"{proof.key} does not exist now: never written, or written and deleted since")
+        raise CoordinationUnknown(f"{proof.key} does not exist now: it was never written, or it was deleted later")
     found = item.mod_revision if item.value == proof.value else None
     if found is None and item.mod_revision > before:
         found = await _in_history(store, proof, before + 1, item.mod_revision)

@@ -82,7 +82,7 @@ class BackupCreator:
             manifest = await self._create()
             if not await asyncio.to_thread(self._marks.is_there, mark):
                 await asyncio.to_thread(self._objects.store.delete, manifest_name(manifest.id))
-                raise Unavailable("the backup took more than a day, and backups were pruned meanwhile: it may lack what was deleted")
+                raise Unavailable("the backup took over a day, and backups were pruned meanwhile: it may lack objects, create it again")
             return manifest
         finally:
             await asyncio.to_thread(self._marks.end, mark)
@@ -119,7 +119,7 @@ class BackupCreator:
         except BackupNotFound:
             return None
         except BackupDamaged as failure:
-            log.warning("this backup refers to no earlier one: %s", failure)
+            log.warning("this backup copies all data, because the previous backup cannot be read: %s", failure)
             return None
 
     async def _describe_schedules(self) -> dict[str, delay_pb2.ScheduleDescription]:

@@ -64,7 +64,7 @@ def look_into(data: Path) -> FolderEvidence:
     names = json.loads(json.loads((data / identities.FILE).read_bytes())["content"])
     identity = identities.load(data, names["group"], names["replica"])
     if identity is None:
-        raise InvalidArgument(f"{data} has no identity")
+        raise InvalidArgument(f"{data} is no data folder of a replica: its {identities.FILE} names no replica")
     path = data / bootstrap.FILE
     found = FolderEvidence(data, identity, DelaySettings.decode(path.read_bytes()) if path.exists() else None)
     if found.settings is not None:

@@ -76,10 +76,10 @@ def rebuilt_keys(folders: Iterable[FolderEvidence], backup: Mapping[str, bytes])
 
 def _group_keys(group: str, found: list[FolderEvidence]) -> Items:
     if len({each.settings for each in found}) > 1:
-        raise InvalidArgument(f"the folders of {group} are of groups of different kinds")
+        raise InvalidArgument(f"the folders of {group} were made with different settings: give only folders of one group's replicas")
     known = [each for each in found if each.identity.membership]
     if not known:
-        raise InvalidArgument(f"no folder of {group} knows the group's members")
+        raise InvalidArgument(f"no folder of {group} has the group's members: give the folder of another replica")
     best = max(known, key=lambda each: ReplicaMembership.decode(each.identity.membership.encode()).version)
     epoch = max(max(each.epoch, each.identity.promised) for each in found)
     keys = {

@@ -156,7 +156,7 @@ def _cut(region: LpRange, parts: list[PartitionEvidence]) -> list[LpRange]:
         limit = region.end - len(behind) if hull_at is None else behind[hull_at].hull.first - hull_at  # type: ignore[union-attr]
         end = region.end if not behind else limit if part.hull is None else part.hull.end
         if not first < end <= (limit if behind else region.end):
-            raise InvalidArgument(f"its partition {part.number} has no room in {region}")
+            raise InvalidArgument(f"its partition {part.number} has keys that do not fit into {region}")
         found.append(LpRange(first, end))
         first = end
     return found

@@ -83,7 +83,7 @@ class RunningMarks:
         try:
             self.take(own)
         except StoreAway as failure:
-            log.warning("%s stays: %s; until it no longer counts, backups in this place are not pruned", own.name, failure)
+            log.warning("%s could not be deleted: %s; backups in this place are not pruned for up to a day", own.name, failure)
 
     def others(self, own: Mark) -> list[Mark]:
         """All marks of other commands, the oldest first. Raises StoreAway."""

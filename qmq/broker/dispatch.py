@@ -408,7 +408,7 @@ class Dispatch:
         elif now_ms - state.idle_since_ms < self._config.broadcast_idle_ms:
             self._leases.at(state, state.idle_since_ms + self._config.broadcast_idle_ms)
         else:
-            log.info("%s has been away from %s for too long: its progress is deleted", state.name, state.queue.id)
+            log.info("consumer %s of a broadcast group has not read %s for too long: its progress is deleted", state.name, state.queue.id)
             self.forget(state)
 
     def forget(self, state: QueueGroup) -> None:

@@ -4,7 +4,7 @@
     too many bytes of this connection's PRODUCE are unanswered                   half of them are answered
     others share this round of the event loop (`RoundBudget`)                    its next turn
     the principal has too many bytes in flight, over all its connections         half of them are answered
-    the principal is over a rate of its quota (`Throttle`)                       the pause is over
+    the principal is over a rate of its quota (`Throttle`)                       the pause has ended
     the client does not read its answers                                         it reads
 
 *Quotas* are in the coordination store (`qmq/security/quotas.py`). A principal without a quota costs one dict lookup for each frame.

@@ -162,7 +162,7 @@ class LaneAdmin:
         revision = await self._broker.routing.group_revision(subject, group)
         if revision != record_revision or self._broker.clock.monotonic_ms() - began_ms > FRESH_MS:
             raise RouteConflict(
-                f"group {group!r} of {subject!r} is not prepared for this request ({record_revision}, now {revision}): ask again"
+                f"group {group!r} of {subject!r} has changed since this request was made ({record_revision}, now {revision}): ask again"
             )
 
     def _range(self, subject: str, number: int) -> LpRange:

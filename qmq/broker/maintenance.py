@@ -43,7 +43,7 @@ _R = TypeVar("_R")
 
 
 def stop_process(cause: BaseException) -> None:
-    """End the process at once, without another answer. Messages that were not acknowledged are not promised."""
+    """End the process immediately, without another answer. Messages that were not acknowledged are not promised."""
     print(f"qmq: fatal: {cause}", file=sys.stderr, flush=True)
     os._exit(EXIT_FATAL)
 

@@ -93,7 +93,7 @@ def read_batch(region: bytes, region_crc: int, find_queue: FindQueue) -> Intake:
     longest = _check_offsets(region, layout.body, header.count, stored, exact=not header.compression)
     if longest > body_bytes_max:
         raise MessageTooLarge(
-            f"a body of {longest} bytes to {subject.decode()!r}, where {body_bytes_max} is the most: "
+            f"a body of {longest} bytes to {subject.decode()!r}, whose limit is {body_bytes_max}: "
             "send a reference to the content instead, or raise the subject's body_bytes_max"
         )
     bloom = _check_columns(region, header, layout) if header.columns else 0
@@ -128,7 +128,7 @@ def _check_order(region: bytes, header: RegionHeader, layout: Layout, lps: LpRan
         raise OrderMismatch("messages to an ordered subject need keys and logical partitions: send them with mq.ordered_producer")
     found = logical_partitions(region, layout, header.count)
     if int(found.min()) < lps.first or int(found.max()) >= lps.end:
-        raise InvalidArgument(f"a message of logical partitions {found.min()} to {found.max()} in a partition that holds {lps}")
+        raise InvalidArgument(f"messages of logical partitions {found.min()} to {found.max()} were sent to a partition that holds {lps}")
 
 
 def _check_columns(region: bytes, header: RegionHeader, layout: Layout) -> int:

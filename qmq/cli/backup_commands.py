@@ -52,7 +52,7 @@ class CreateOptions(TlsFlags, EtcdFlags, _Where):
         if self.tls_ca is None and self.tls_cert is None and self.tls_key is None:
             return environment_with(None).network
         if self.tls_ca is None:
-            raise InvalidArgument("TLS needs --tls-ca")
+            raise InvalidArgument("TLS needs --tls-ca: the CA that signed the servers' certificates")
         return environment_with(Tls(self.tls_ca, self.tls_cert, self.tls_key)).network
 
 

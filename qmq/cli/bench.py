@@ -108,7 +108,7 @@ def latency(
 def percentile(sorted_us: Sequence[int], share: float) -> int:
     """The value at or below which the given share of the values lies. Raises InvalidArgument if there are no values."""
     if not sorted_us:
-        raise InvalidArgument("no message was measured: give more seconds")
+        raise InvalidArgument("no message was measured: run it longer (--seconds)")
     return sorted_us[min(int(share * len(sorted_us)), len(sorted_us) - 1)]
 
 

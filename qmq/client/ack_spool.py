@@ -96,13 +96,13 @@ def unpack(data: bytes) -> tuple[Origin, list[Kept]]:
         origin = Origin(str(head["broker_group"]), Attach.unpack(json.dumps(head["attach"]).encode()))
         return origin, [_kept(json.loads(line)) for line in lines]
     except (KeyError, TypeError, RecursionError, ProtocolViolation) as cause:
-        raise ValueError(f"no file of verdicts: {cause!r}") from None
+        raise ValueError(f"not a file of verdicts: {cause!r}") from None
 
 
 def _kept(line: dict[str, Any]) -> Kept:
     numbers = [line[name] for name in ("first", "last", "delay_ms", "time_ms")]
     if not all(type(each) is int for each in numbers) or not 0 <= line["first"] <= line["last"] or not isinstance(line["error"], str):
-        raise ValueError(f"{line} is no verdict")
+        raise ValueError(f"{line} is not a verdict")
     verdict = Settlement(line["first"], line["last"], Verdict[line["verdict"]], line["delay_ms"], line["error"])
     return Kept(verdict, line["time_ms"])
 

@@ -22,7 +22,7 @@ class ClientTiming:
     answer_s: float = 15.0
     """A batch that has no answer after this time is sent again."""
     gather_s: float = 0.005
-    """While a broker group has much to answer, an open batch of an ordered producer that nobody awaits gathers messages for this long."""
+    """While a broker group has much to answer, an ordered producer's open batch that no caller awaits gathers messages for this long."""
     stall_s: float = 1.0
     """A broker group that has not answered for this long while batches are on their way to it counts as stalled."""
     fenced_s: float = 0.5

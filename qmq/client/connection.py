@@ -254,7 +254,7 @@ class Connection:
             self.abort(f"its machine has not acknowledged anything for {self._gone_s} s")
 
     def abort(self, reason: str) -> None:
-        """Close the connection at once, without waiting for unsent bytes."""
+        """Close the connection immediately, without waiting for unsent bytes."""
         self._cause = self._cause or self._ended_error(reason)
         if self.stream.transport is not None:
             self.stream.transport.abort()

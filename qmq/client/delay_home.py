@@ -4,7 +4,7 @@ The guarantee about the order of a key (docs/DELAY.md, 5) holds within one delay
 other. Each subject has an order of preference among the delay groups, by a hash of both names: subjects are spread over the groups, and
 clients agree without communicating. The *home* is the first delay group that takes messages.
 
-* A drained group is skipped at once, and is the home again when it is resumed.
+* A drained group is skipped immediately, and is the home again when it is resumed.
 * A group that is missing in an answer has no master, usually for seconds: it stays the home for `MISSING_S`, and messages wait.
 """
 

@@ -93,7 +93,7 @@ class Retries:
             verdict, delay_ms = Verdict.ACK, 0
         except (QmqError, TimeoutError) as failure:
             log.warning(
-                "%d messages of subject %s that failed in group %s were to be delayed, and no delay group has them for certain; "
+                "%d failed messages of subject %s, group %s: no delay group confirmed that it stores them for a later retry; "
                 "they are handed out again in an hour: %s",
                 len(batch),
                 self._subject,

@@ -116,7 +116,7 @@ class LoopRound:
         self._expect()
 
     def write_at_end(self, stream: FrameStream) -> None:
-        """Write the stream's collected bytes when the round is over."""
+        """Write the stream's collected bytes when the round ends."""
         self._streams.append(stream)
         self._expect()
 

@@ -23,7 +23,7 @@ def body_bytes(body: object, body_bytes_max: int) -> bytes:
 
 def too_large(size: int, most: int) -> MessageTooLarge:
     """The error for a body over the limit."""
-    return MessageTooLarge(f"a body of {size} bytes, exceeds the limit of {most}: send a reference to the content instead")
+    return MessageTooLarge(f"a body of {size} bytes exceeds the limit of {most}: send a reference to the content instead")
 
 
 def key_bytes(key: object) -> bytes:

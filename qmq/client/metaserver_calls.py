@@ -48,8 +48,8 @@ class MetaserverCalls:
         return await self._call(method, request)
 
     async def _call(self, method: str, request: Any, *, retry_s: float = RETRY_S, timeout_s: float = CALL_TIMEOUT_S) -> Any:
-        """Call a method. If a server cannot be reached, try the next one, with jitter, until `retry_s` is over and, unless it is 0, all
-        servers were tried.
+        """Call a method. If a server cannot be reached, try the next one, with jitter, until `retry_s` has passed and,
+        unless it is 0, all servers were tried.
         """
         unreachable: dict[str, QmqError] = {}
 

@@ -225,7 +225,7 @@ class Producer(Backlog):
         self._close_open()
 
     def _close_open(self) -> None:
-        """Close the open batch, which is full, or whose round is over."""
+        """Close the open batch, which is full, or whose round has ended."""
         if not self._open.bodies:
             return
         batch = self._open.close(self._identity.next_sequence())

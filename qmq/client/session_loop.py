@@ -4,7 +4,7 @@ The loop finds the master, asks for a session (ATTACH or LANE_ATTACH), sends hea
 user, an attachment (`attachment.py`) or a lane (`ordered/lane_reader.py`), builds the request and handles the answer.
 
     outcome                                        next
-    no connection to the master                    try again at once: `Links.reach` keeps its own pauses
+    no connection to the master                    try again immediately: `Links.reach` keeps its own pauses
     NotMaster                                      ask the metaserver for the master, pause, try again
     an error in the user's `ask_again`             pause as long as the broker says, try again
     LaneLost                                       tell the user, pause, try again

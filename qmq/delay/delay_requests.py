@@ -73,5 +73,5 @@ def mark_of(message: pb.DelayedMessage) -> ListMark:
 def new_due_ms(request: pb.MoveDelayedRequest) -> int:
     """The due time in a request. Raises InvalidArgument if there is none."""
     if request.due_ms <= 0:
-        raise InvalidArgument(f"give the due time in milliseconds since 1970, not {request.due_ms}; a past time means at once")
+        raise InvalidArgument(f"give the due time in milliseconds since 1970, not {request.due_ms}; a past time means immediately")
     return request.due_ms

@@ -4,7 +4,7 @@ Rules:
 * Groups take turns, in the order in which they became known. The turn is *sticky*: a group gets batches until `stay_bytes` are sent (a
   small batch counts as `BATCH_COST_BYTES`: about 30 lone messages), then the next group gets them. Switching for each batch would halve the
   batches of a producer of lone messages; never switching would load one group. With `stay_bytes` 0 each batch goes to the next group.
-* A group without room (back-pressure, a pause, no connection) is skipped at once, so a slow group gets what it can take.
+* A group without room (back-pressure, a pause, no connection) is skipped immediately, so a slow group gets what it can take.
 * A group that is stalled (it does not answer) is used only if there is no other, and keeps the turn for one batch only.
 * A group that is drained, or that no longer has the subject, gets nothing new; it stays known, since lookups of batches that it may have go
   there. While no group is writable, batches wait, and the caller asks a metaserver for others.

@@ -139,7 +139,7 @@ class GroupPulling:
                     return await self._reset(queue, group, offset)
                 except UnknownGroup:
                     await self._sleep(FOUNDING_S)
-            raise Refused(api.PROXY_TIMEOUT, f"group {group!r} could not be begun on {queue.broker_group!r} in time")
+            raise Refused(api.PROXY_TIMEOUT, f"group {group!r} could not start on broker group {queue.broker_group!r} in time: try again")
         finally:
             await consumer.close()
 

@@ -41,7 +41,7 @@ LOOK_S: Final = 0.5
 """A receive call for a topic that does not exist yet checks at this interval if the topic exists now."""
 MARGIN_S: Final = 0.3
 """An answer leaves at least this long before the client's deadline."""
-TIME_OVER: Final = "the invisible time was over before the message was acknowledged"
+TIME_OVER: Final = "the invisible time ended before the message was acknowledged"
 
 Held = InvisibleMessage[HandedOut]
 

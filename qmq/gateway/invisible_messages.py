@@ -109,7 +109,7 @@ class InvisibleMessages(Generic[_M]):
         is_right = held is not None and hmac.compare_digest(held.secret, handle.secret) and held.change == handle.change
         if held is None or not is_right or (held.subject, held.group) != (subject, group) or held.until_ms <= now_ms:
             raise Refused(
-                api.INVALID_RECEIPT_HANDLE, "the message's invisible time is over, or was changed since: it is, or will be, received again"
+                api.INVALID_RECEIPT_HANDLE, "the message's invisible time has ended, or was changed: the message is received again"
             )
         return held
 

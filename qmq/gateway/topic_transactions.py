@@ -53,10 +53,10 @@ class TopicTransactions:
         try:
             await (self._commit(transaction_id) if wanted == api.COMMIT else self._client.delayed.cancel(transaction_id))
         except TooLate as failure:
-            # Another call decided in between, or the transaction's time is over: the log says which.
+            # Another call decided in between, or the transaction timed out: the log says which.
             if await self._is_open(subject, transaction_id, wanted):
                 raise Refused(
-                    api.INVALID_TRANSACTION_ID, f"transaction {transaction_id} is being rolled back: its time is over"
+                    api.INVALID_TRANSACTION_ID, f"transaction {transaction_id} is being rolled back: no decision came in time"
                 ) from failure
 
     async def _commit(self, transaction_id: str) -> None:

@@ -41,7 +41,7 @@ class Event:
     def __post_init__(self) -> None:
         for name in REQUIRED:
             if not self.attributes.get(name):
-                raise InvalidArgument(f"a CloudEvent has an attribute {name!r} that is not empty")
+                raise InvalidArgument(f"a CloudEvent needs a non-empty attribute {name!r}")
         if self.attributes["specversion"] != VERSION:
             raise InvalidArgument(f"specversion is {VERSION!r}, not {self.attributes['specversion']!r}")
         for name, value in self.attributes.items():

@@ -91,7 +91,7 @@ class QmqScheduleSource(ScheduleSource):
         Raises InvalidArgument for an `interval`, and as `Client.send`.
         """
         if schedule.interval is not None:
-            raise InvalidArgument("QMQ keeps times and cron schedules, no intervals: use schedule_by_cron")
+            raise InvalidArgument("QMQ schedules by time or by cron, not by interval: use schedule_by_cron")
         if isinstance(schedule.cron_offset, timedelta):
             raise InvalidArgument("cron_offset is the name of a time zone, such as 'Europe/Berlin', and no timedelta")
         message = TaskiqMessage(
@@ -113,7 +113,7 @@ class QmqScheduleSource(ScheduleSource):
         """Cancel a schedule. Raises MessageNotFound if no pending schedule has this id."""
         ids = [each.id async for each in self.pending() if each.key_bytes == schedule_id.encode()]
         if not ids:
-            raise MessageNotFound(f"no schedule {schedule_id!r} waits")
+            raise MessageNotFound(f"there is no pending schedule {schedule_id!r}")
         for each in ids:
             try:
                 await self._broker.mq.delayed.cancel(each)

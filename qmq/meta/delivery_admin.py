@@ -48,7 +48,7 @@ class DeliveryService:
         if request.clears == (change != SettingsRecord()):
             raise InvalidArgument("give a setting: attempts_max, retry_delays_ms, or both; or clear them without setting any")
         if change.attempts_max is not None and is_dead_letters(request.subject):
-            raise InvalidArgument(f"messages of {request.subject!r} never die again: a dead-letter queue has no attempts_max")
+            raise InvalidArgument(f"{request.subject!r} is a dead-letter queue: its messages have no attempts_max")
         key = settings_key(request.subject, request.group)
         if not request.clears:
             await self._require_unordered(request.subject)

@@ -157,7 +157,8 @@ class MetaService(meta_pb2_grpc.MetaServicer):
         hosts = await self._hosts(check_name("subject", request.subject))
         if request.broker_group:
             if request.broker_group not in hosts:
-                raise InvalidArgument(f"broker group {request.broker_group!r} has nothing of {request.subject!r}: {', '.join(hosts)} have")
+                names = ", ".join(hosts)
+                raise InvalidArgument(f"broker group {request.broker_group!r} has nothing of {request.subject!r}: name one of {names}")
             hosts = (request.broker_group,)
         asked = control.DescribeGroupsRequest(subject=request.subject, group=request.group)
         known = await self._brokers.ask_masters(hosts, "DescribeGroups", asked, absent=(UnknownGroup,))

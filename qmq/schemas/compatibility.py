@@ -28,7 +28,7 @@ def require(subject: str, old: DeclaredSchema, new: DeclaredSchema) -> None:
         is_backward = direction == "backward"
         if old.format is not new.format:
             raise IncompatibleSchema(
-                f"the schema of {subject!r} is {old.format.value} (version {old.version}), and bodies of {new.format.value} are others: "
+                f"the schema of {subject!r} is {old.format.value} (version {old.version}), and cannot be replaced by {new.format.value}: "
                 "choose another subject, or set the new schema with --compatibility none"
             )
         reader, writer = (new, old) if is_backward else (old, new)
@@ -37,7 +37,7 @@ def require(subject: str, old: DeclaredSchema, new: DeclaredSchema) -> None:
             who = f"bodies of version {old.version} cannot be read by" if is_backward else f"readers of version {old.version} cannot read"
             raise IncompatibleSchema(
                 f"{who} the new schema of {subject!r} ({direction} compatibility): {'; '.join(wrong)}; "
-                "or set it with --compatibility none, and such bodies do not fit"
+                "or set it with --compatibility none; then such bodies cannot be read"
             )
 
 

@@ -93,7 +93,7 @@ class TlsListener(ServerListener):
             try:
                 self._on_look()
             except Exception:
-                log.exception("looking at the certificates failed: trying again in %d s", LOOK_S)
+                log.exception("checking the certificates for changes failed: trying again in %d s", LOOK_S)
             await asyncio.sleep(LOOK_S)
 
     async def _accept_for_ever(self) -> None:
@@ -112,7 +112,7 @@ class TlsListener(ServerListener):
                 self._take(accepted, f"{address[0]}:{address[1]}")
             except Exception:
                 accepted.close()
-                log.exception("a connection to port %d cannot be taken", self.port)
+                log.exception("a connection to port %d cannot be accepted", self.port)
                 self._pause_s = SHORTAGE_S
 
     def _take(self, accepted: socket.socket, address: str) -> None:
@@ -140,7 +140,7 @@ class TlsListener(ServerListener):
             pass  # the peer has disconnected, or is too slow
         except Exception:
             accepted.close()
-            log.exception("the handshake of %s failed by an error of this server", address)
+            log.exception("the TLS handshake with %s failed because of an error in this server", address)
 
     async def _first_byte(self, accepted: socket.socket) -> bytes:
         """The first bytes of a peer, without taking them. Empty if the peer closes before. Raises OSError: the peer has disconnected, or is

@@ -119,7 +119,7 @@ class DebeziumTable:
         try:
             self.subject.format(aggregatetype="a")
         except (LookupError, ValueError):
-            raise InvalidArgument(f"subject has {{aggregatetype}} and no other field, not {self.subject!r}") from None
+            raise InvalidArgument(f"subject may contain the field {{aggregatetype}} and no other, not {self.subject!r}") from None
 
 
 class DebeziumIntake:
@@ -153,7 +153,7 @@ class DebeziumIntake:
         if taken:
             gone = delete(self._rows).where(rows.id.in_(places("row", places_for(len(taken)))))
             if (await connection.execute(Statement(gone, listed("row", taken)))).changed != len(taken):
-                raise RuntimeError(f"another process took rows of {self._source.name} at the same time: they are looked at again")
+                raise RuntimeError(f"another process took rows of {self._source.name} at the same time: they are read again")
         return len(found), len(taken)
 
     def _converted(self, row: Sequence[Any]) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ PAUSE_S_MAX: Final = 30.0
 
 
 class WaitingRow(NamedTuple):
-    """The columns of a row that the choice needs. `claimed_ms` is how long its sender still claims it; 0 or less if the claim is over."""
+    """The columns of a row that the choice needs. `claimed_ms` is how long its sender still claims it; 0 or less if the claim expired."""
 
     id: int
     subject: str

@@ -4,7 +4,7 @@ rolled back.
     when(connection, committing, rolled_back)   one of the two is called, once, in the thread that ends the transaction
 
 Savepoints are not reported, and need not be: the outbox reads in its table which messages were committed. `committing` is called just
-*before* the commit, with a function that says whether the transaction is over. Each engine keeps one listener for its life, since a
+*before* the commit, with a function that says whether the transaction has ended. Each engine keeps one listener for its life, since a
 listener must not be removed while its event is being handled.
 """
 

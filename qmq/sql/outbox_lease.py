@@ -1,11 +1,11 @@
 """Decides which of several watchdogs works: the one that holds the lease row. Pure: takes the row, returns the next step.
 
-    look ──▶ WAIT (another watchdog holds it) | CREATE (there is no row) | TAKE (it is over) ── compare and set by the token ──▶ held or not
+    look ──▶ WAIT (another watchdog holds it) | CREATE (there is no row) | TAKE (it expired) ─ compare and set by the token ──▶ held or not
     held ──▶ RENEW after a third of the lease ──▶ held, or LOST: another watchdog took it
 
 Rules:
-* The database decides, in the statement that takes a lease, whether the old one is over; the clocks of machines do not matter. If two
-  watchdogs take it at once, one changes the row, and the other changes none, since the token has changed.
+* The database decides, in the statement that takes a lease, whether the old one has expired; the clocks of machines do not matter. If two
+  watchdogs take it at the same time, one changes the row, and the other changes none, because the token has changed.
 * The holder counts by its own monotonic clock from *before* its request: its own deadline is earlier than the database's.
 * A holder that was paused past its lease may still send, and delete what it sent. This is harmless: a message that two watchdogs send has
   one id, and only stored messages are deleted, by their ids. The lease only avoids double work.

@@ -10,7 +10,7 @@ Rules:
   messages committed meanwhile form the next round.
 * A relay guarantees nothing: the watchdog sends every message that the relay does not, or that a dead process left. So a relay keeps at
   most 64 MiB, and gives up a message whose database does not answer.
-* SQLAlchemy reports a commit just before it happens. The relay looks into the table only when the transaction says that it is over.
+* SQLAlchemy reports a commit just before it happens. The relay looks into the table only after the transaction has ended.
 """
 
 from __future__ import annotations

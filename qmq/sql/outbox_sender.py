@@ -181,7 +181,7 @@ class Sender:
             async with asyncio.timeout(self._find_s):
                 return await self._producers.ordering(target)
         except TimeoutError:
-            raise DeadlineExceeded(f"where subject {spoken(target)} is could not be found out in {self._find_s:g} s") from None
+            raise DeadlineExceeded(f"subject {spoken(target)} could not be located in {self._find_s:g} s") from None
 
     def _make(self, subject: str, is_delayed: bool, is_ordered: bool) -> Producer | OrderedProducer:
         if is_delayed:

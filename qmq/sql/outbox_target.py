@@ -181,5 +181,5 @@ def autocommits(raw: Any) -> bool:
 
 def _autocommit() -> InvalidArgument:
     return InvalidArgument(
-        "the connection commits each statement at once, so a message would be sent even after a rollback: begin a transaction first"
+        "the connection commits each statement immediately, so a message would be sent even after a rollback: begin a transaction first"
     )

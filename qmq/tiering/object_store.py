@@ -52,7 +52,7 @@ def put_checked(objects: Objects, name: str, data: bytes) -> bool:
     is_new = objects.create(name, data)
     stored = objects.get(name)
     if stored is None:
-        raise StoreAway(f"{name} was put and is not there")
+        raise StoreAway(f"{name} was put, but the object store does not return it")
     if stored != data:
         raise ObjectConflict(f"{name} is there with other bytes")
     return is_new

@@ -72,7 +72,7 @@ class SegmentCopying:
             self._disk.close(fd)
         self._objects.create(self._names.manifest(segment), manifest.encode())
         if not self._has_manifest(manifest):
-            raise StoreAway(f"the manifest of segment {segment.base} was put and is not there")
+            raise StoreAway(f"the manifest of segment {segment.base} was put, but the object store does not return it")
         return put
 
     def _described(self, fd: int, segment: SealedSegment) -> Manifest:

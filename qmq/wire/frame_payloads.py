@@ -70,7 +70,7 @@ class _JsonMessage:
             known = {each.name for each in fields(cls)}  # type: ignore[arg-type]
             message = cls(**{name: value for name, value in found.items() if name in known})
         except (ValueError, TypeError, AttributeError, RecursionError) as cause:
-            raise ProtocolViolation(f"no {cls.__name__}: {str(cause)[: limits.ERROR_VALUE_CHARS_MAX]}") from None
+            raise ProtocolViolation(f"not a valid {cls.__name__}: {str(cause)[: limits.ERROR_VALUE_CHARS_MAX]}") from None
         message._check()
         return message
 

@@ -117,7 +117,7 @@ class Link:
             self._say(self._hello.pack())
             await self._proved.wait()
         if self._stream is None:
-            raise self._violation or ConnectionResetError("closed before it had proved itself")
+            raise self._violation or ConnectionResetError("the other side closed the connection before the proofs were exchanged")
 
     def _require_certificate(self, stream: FrameStream) -> None:
         """The host's name was checked already, but another server may listen there. Raises ProtocolViolation."""

@@ -80,7 +80,7 @@ def unpack(data: memoryview) -> Message:
     except (error, IndexError, UnicodeDecodeError, msgspec.MsgspecError) as cause:
         raise ProtocolViolation(f"not a replica message: {cause}") from None
     if isinstance(message, Ack | Mismatch | LogReset) and not _is_place(message.place):
-        raise ProtocolViolation(f"no place in two logs: {str(message.place)[:80]}")
+        raise ProtocolViolation(f"not a place in two logs: {str(message.place)[:80]}")
     return _with_payload(message, data[_HEAD.size + size :]) if isinstance(message, Append) else message
 
 

@@ -131,7 +131,7 @@ async def test_an_untrusted_certificate_is_reported_with_the_option_to_check(
 
 def test_a_certificate_that_would_not_be_shown_is_refused(authority: Authority) -> None:
     cert, key = authority.issue("client")
-    with pytest.raises(InvalidArgument, match="goes with `ca`"):
+    with pytest.raises(InvalidArgument, match="needs `ca`"):
         EtcdStore(["https://localhost:2379"], cert=cert, key=key)
 
 

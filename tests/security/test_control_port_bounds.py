@@ -297,7 +297,7 @@ async def test_calls_over_the_limit_are_told_to_retry_later(tmp_path: Path) -> N
         watches = [each.watch() for each in watching]
         for each in watches:
             await anext(each)
-        with pytest.raises(Overloaded, match="as many calls under way"):
+        with pytest.raises(Overloaded, match="as many calls as it can"):
             await port.call()
         for each in watching:
             await each.close()

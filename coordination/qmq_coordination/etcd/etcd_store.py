@@ -80,7 +80,7 @@ class EtcdStore:
         if (cert is None) != (key is None):
             raise InvalidArgument("an etcd client certificate needs both `cert` and `key`")
         if cert is not None and ca is None:
-            raise InvalidArgument("an etcd client certificate goes with `ca`: who signed the certificates of etcd")
+            raise InvalidArgument("an etcd client certificate needs `ca`, too: the CA that signed etcd's certificates")
         tls = EtcdTls(*(None if path is None else Path(path) for path in (ca, cert, key)))
         has_tls_files = ca is not None or cert is not None
         rotation = Rotation([parse_endpoint(text, has_tls_files=has_tls_files) for text in endpoints])

@@ -97,7 +97,7 @@ def unanswered(tried: Sequence[str], asked: str, within_s: float, *, shows_certi
     elif _ITS_DOUBT.search(last) is None:
         return CoordinationUnavailable(text)
     elif shows_certificate:
-        hint = "etcd refuses our certificate: --etcd-cert (QMQ_ETCD_CERT) must be signed by whom etcd trusts, and not have ended"
+        hint = "etcd refuses our certificate: --etcd-cert (QMQ_ETCD_CERT) must be signed by a CA that etcd trusts, and be valid now"
     else:
         hint = "etcd wants a client certificate, and there is none: set --etcd-cert and --etcd-key (QMQ_ETCD_CERT, QMQ_ETCD_KEY)"
     return CoordinationTlsFailed(f"{hint}. {text}")
@@ -116,5 +116,5 @@ def refusal(details: str) -> CoordinationError:
     if "authentication failed" in details:
         return CoordinationError(f"etcd does not know the user or the password ({details}): correct the settings")
     if "permission denied" in details:
-        return CoordinationError(f"etcd denies the user this ({details}): grant its role the keys under the namespace")
+        return CoordinationError(f"etcd denies the user this ({details}): grant its role access to the keys under the namespace")
     return CoordinationError(f"etcd refused: {details}")

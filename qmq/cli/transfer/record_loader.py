@@ -1,6 +1,6 @@
 """Sends records to a subject: each exactly once over any number of attempts, and in order per key.
 
-    send until a second is over ─▶ wait until all of it is stored ─▶ note the mark and the ends of the queues ─▶ send ...
+    send for a second ─▶ wait until all of it is stored ─▶ note the mark and the ends of the queues ─▶ send ...
 
 Rules:
 * Every message is stored under its record's id, and another attempt uses the same id.

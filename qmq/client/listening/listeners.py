@@ -6,7 +6,7 @@ Rules:
 * A listener locates its subject before it makes its consumer, and so learns whether the subject is ordered. While the cluster cannot be
   reached, it waits.
 * When one listener fails, the others stop with grace, and then its error is raised.
-* A listener that is registered while others run begins at once.
+* A listener that is registered while others run begins immediately.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ class MessageHandling:
 
     async def _rest(self, message: AnyMessage, failure: _NotYet, pause_s: float) -> None:
         """Wait before another try. No attempt is counted, because the handler was not called."""
-        log.warning("%s: %r waits %g s: %s", self._binding.spoken, message, pause_s, failure)
+        log.warning("%s: %r is tried again in %g s: %s", self._binding.spoken, message, pause_s, failure)
         await asyncio.sleep(pause_s)
 
     def _work_in_thread(self, message: AnyMessage, payload: object, context: Context) -> Exception | None:
@@ -260,7 +260,7 @@ class MessageHandling:
         """Log the failure of a message, or of a batch that begins with it."""
         which = f"{message!r}" if messages == 1 else f"{messages} messages from {message!r} on"
         if isinstance(failure, Retry):
-            log.info("%s: %s later again: %s", self._binding.spoken, which, failure)
+            log.info("%s: %s is retried later: %s", self._binding.spoken, which, failure)
         elif isinstance(failure, Reject | Undecodable | TimedOut):
             log.warning("%s: %s: %s", self._binding.spoken, which, failure)
         else:

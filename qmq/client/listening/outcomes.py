@@ -3,7 +3,7 @@
     handler                                message
     returned                               acknowledged
     raised qmq.Retry(after=...)            handed out again after that time
-    raised qmq.Reject("why")               dead-letter queue of the group, at once
+    raised qmq.Reject("why")               dead-letter queue of the group, immediately
     took longer than `timeout`             handed out again, error "timed out after 5 s"
     raised anything else                   handed out again, error "ValueError: ..."
     not called: the body does not decode   as `on_undecodable` says; dead-letter queue by default

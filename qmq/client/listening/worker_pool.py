@@ -7,7 +7,7 @@
 Rules:
 * A worker is *idle* while it waits for messages: it may be cancelled then without loss. Otherwise it is handling messages.
 * The end is the same for all causes (the application, a signal, a failed consumer, a cancelled task): idle workers are cancelled, unseen
-  messages return to the group at once, the others finish, the consumer leaves. Only then is an error raised.
+  messages return to the group immediately, the others finish, the consumer leaves. Only then is an error raised.
 """
 
 from __future__ import annotations

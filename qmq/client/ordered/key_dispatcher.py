@@ -106,7 +106,7 @@ class KeyDispatcher:
             self.review(message.lane)
 
     def due(self, cells: Iterable[Cell]) -> None:
-        """The pauses of these messages are over."""
+        """Note that the pauses of these messages have ended."""
         self._again.extend(cells)
 
     def review(self, lane: LaneSource) -> None:

@@ -225,13 +225,13 @@ class LaneCore:
         messages = bytes_in_all = 0
         for sequence, key, attempt, span, count, size in arrivals:
             if not at <= sequence - span <= sequence < next_sequence:
-                raise ProtocolViolation(f"sequence {sequence - span} came, where {at} to {next_sequence - 1} were to come")
+                raise ProtocolViolation(f"received sequence {sequence - span} instead of one from {at} to {next_sequence - 1}")
             made.append(Cell(first, sequence, key, attempt, span, count, size))
             at = first = sequence + 1
             messages += count
             bytes_in_all += size
         if next_sequence < self.position:
-            raise ProtocolViolation(f"a pull from {self.position} led back to {next_sequence}")
+            raise ProtocolViolation(f"a pull from sequence {self.position} continues at {next_sequence}, which is before it")
         self.position, self.is_end = next_sequence, is_end
         if made:
             self._covered = made[-1].sequence + 1
@@ -345,7 +345,7 @@ class LaneCore:
         return min((cell.due_ms for cell in self.failing if cell.state is LaneState.FAILED), default=None)
 
     def due(self, now_ms: int) -> list[Cell]:
-        """The failed messages whose pause is over; they are WAITING now. The lane stays blocked until they succeed."""
+        """The failed messages whose pause has ended; they are WAITING now. The lane stays blocked until they succeed."""
         found = [cell for cell in self.failing if cell.state is LaneState.FAILED and cell.due_ms <= now_ms]
         for cell in found:
             cell.state = LaneState.WAITING

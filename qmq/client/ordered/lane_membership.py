@@ -8,8 +8,8 @@ Rules:
   meanwhile, since brokers, not metaservers, grant lanes.
 * Answers to the two calls may overtake each other: an older generation is ignored, unless metaservers repeat it for a whole lease (their
   store may have been created again).
-* A finished lane is reported at once, and with every further poll while it is assigned, because a metaserver may die before it has done its
-  part.
+* A finished lane is reported immediately, and with each further poll while it is assigned, because a metaserver may die before it has
+  done its part.
 * The consumer never looks for the next partition itself: metaservers decide when a version opens, one step at a time.
 """
 

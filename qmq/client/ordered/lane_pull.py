@@ -79,7 +79,7 @@ def unpack_runs(
 def _open(payload: memoryview | bytes, session: int, received: ReceivedBatches, server: str) -> tuple[wire.LaneDelivery, list[Decoded]]:
     delivery, at = wire.unpack_lane_delivery(payload)
     if delivery.session != session:
-        raise ProtocolViolation(f"messages came for lane session {delivery.session}, where {session} had asked")
+        raise ProtocolViolation(f"received messages for lane session {delivery.session} instead of {session}")
     return delivery, received.read(payload, at, delivery.batches, delivery.ranges, server)
 
 
@@ -104,7 +104,7 @@ def _gather(ranges: list[wire.Range], batches: list[Decoded]) -> Iterator[tuple[
         more = range(offset, offset + each.count)
         if batch is begun and each.attempt == attempt:
             if more[0] <= indices[-1]:
-                raise ProtocolViolation(f"{each} goes back in its batch")
+                raise ProtocolViolation(f"{each} is not after the range before it")
             if isinstance(indices, range):
                 indices = list(indices)
             indices += more

@@ -4,11 +4,11 @@
                   ▲                              │ settled after a change
                   └────── partitioner ◀── route ─┘ batched again
 
-It works as the unordered one does (`qmq/client/producer.py`), with one open batch for each partition: it leaves when it is full, or when
-nothing is on its way there. While the broker group has much to answer, a batch that nobody awaits gathers messages for `gather_s`
-(client_timing.py): otherwise batches to eight partitions would be an eighth as long as to one. docs/ORDERING.md has the guarantees;
-`stream.py` and `stream_partitioner.py` are the pure cores that keep them, `streams.py` does the I/O, `open_batches.py` has the open
-batches, and this file the public class.
+The ordered producer works as the unordered one does (`qmq/client/producer.py`), with one open batch for each partition. A batch leaves when
+it is full, or when no other batch is on its way to its partition. While the broker group has much to answer, a batch that no caller awaits
+gathers messages for `gather_s` (client_timing.py): otherwise batches to eight partitions would be an eighth as long as to one.
+docs/ORDERING.md has the guarantees; `stream.py` and `stream_partitioner.py` are the pure cores that keep them, `streams.py` does the I/O,
+`open_batches.py` has the open batches, and this file the public class.
 
 A message that is not stored within `delivery_timeout` fails, and with it all messages that wait behind it in its partition: no message is
 stored after one that was skipped. Messages sent later are unaffected. Only an invalid message fails alone.
@@ -235,7 +235,7 @@ class OrderedProducer(Backlog):
                 self._close(builder)
 
     def _close(self, builder: BatchBuilder) -> None:
-        """Close an open batch that is full, or whose round is over."""
+        """Close an open batch that is full, or whose round has ended."""
         batch = self._open.take(builder)
         if batch is not None:
             self._streams.put(builder.connection, batch)

@@ -190,7 +190,7 @@ class Stream(InFlightWindow[OrderedBatch]):
         return DeadlineExceeded(text, outcome=Outcome.UNKNOWN if batch.is_uncertain else Outcome.NOT_STORED)
 
     def _reason(self, batch: OrderedBatch) -> QmqError:
-        return self.trouble or batch.failure or RouteChanged(f"partition {self.partition.number} has not settled what is before it")
+        return self.trouble or batch.failure or RouteChanged(f"earlier messages to partition {self.partition.number} are not settled yet")
 
     def drop(self, failure_of: Callable[[OrderedBatch], QmqError]) -> None:
         """Fail all batches, because they cannot be sent or the producer ends. `is_uncertain` says for each whether it may be stored."""

@@ -227,7 +227,7 @@ class PartitionedDispatcher:
                 held = len(partition.batcher) + sum([len(batch.draft.messages) for batch in partition.flight])
                 count += held
                 if held and why is None:
-                    why = partition.trouble or RouteChanged(f"partition {partition.partition} has not settled what is before the change")
+                    why = partition.trouble or RouteChanged(f"earlier messages to partition {partition.partition} are not settled yet")
         return count, str(why) if why is not None else ""
 
     def close(self) -> None:

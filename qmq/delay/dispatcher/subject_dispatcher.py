@@ -3,7 +3,7 @@
     put ─▶ unlocated ─located─▶ BalancedDispatcher or PartitionedDispatcher ─▶ broker groups
              ▲                 │
              │                 ├ a faulty message (too large, not a valid message) ─▶ set aside, tried again after rising pauses
-             └ another order ──┴ refused for good (OrderMismatch ...) ─▶ nothing new is planned until a rising pause is over
+             └ another order ──┴ refused for good (OrderMismatch ...) ─▶ nothing new is planned until a rising pause ends
 
 Rules:
 * `SubjectOutcomes` says what is held and what is set aside.

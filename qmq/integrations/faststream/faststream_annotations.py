@@ -1,6 +1,6 @@
 """Annotations for handlers that need the message, the broker or the client.
 
-    async def bill(order: Order, message: Message, mq: Client) -> None: ...
+async def bill(order: Order, message: Message, mq: Client) -> None: ...
 """
 
 from __future__ import annotations

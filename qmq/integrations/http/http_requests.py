@@ -106,7 +106,7 @@ def settle_of(body: bytes) -> Settle:
     if verdict not in VERDICTS:
         raise InvalidArgument(f"verdict is one of {', '.join(VERDICTS)}, not {verdict!r}")
     if not isinstance(error, str):
-        raise InvalidArgument(f"error is a text, not {error!r}")
+        raise InvalidArgument(f"error is a string, not {error!r}")
     return Settle(receipts, verdict, _delay(found.get("delay_s")), error)
 
 
@@ -126,7 +126,7 @@ def _object(body: bytes, known: set[str]) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InvalidArgument(f"the body is a JSON object, not {found!r:.100}")
     if found.keys() - known:
-        raise InvalidArgument(f"unknown: {', '.join(sorted(found.keys() - known))}; known are {', '.join(sorted(known))}")
+        raise InvalidArgument(f"unknown fields: {', '.join(sorted(found.keys() - known))}; known fields: {', '.join(sorted(known))}")
     return found
 
 

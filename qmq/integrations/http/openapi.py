@@ -110,7 +110,7 @@ def document() -> dict[str, Any]:
     }
     receive = {
         "operationId": "receive",
-        "summary": "Receive messages; each is the caller's until it is settled, or until `invisible_s` are over",
+        "summary": "Receive messages; each is the caller's until it is settled, or until `invisible_s` have passed",
         "parameters": _GROUP,
         "requestBody": _body(
             {
@@ -142,7 +142,7 @@ def document() -> dict[str, Any]:
         ),
         "responses": {
             "200": _answer(
-                "those that were settled, and those whose time was over before",
+                "those that were settled, and those whose time had ended before",
                 {
                     "type": "object",
                     "required": ["settled", "over"],

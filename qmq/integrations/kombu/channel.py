@@ -279,7 +279,7 @@ class Channel(virtual.Channel):
 
     def basic_reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Reject a message. With `requeue` it is handed out again and the attempt counts: after the group's last attempt it goes to the
-        dead-letter queue. Without `requeue` it goes there at once.
+        dead-letter queue. Without `requeue` it goes there immediately.
         """
         self.qos.ack(delivery_tag)
         if requeue:

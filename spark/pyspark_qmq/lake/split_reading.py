@@ -123,5 +123,5 @@ def _lost(key: QueueKey, first: int, end: int, has: LakeExtent) -> MessagesExpir
     lake = f"which has {has.first} to {has.end - 1}" if has.end else "which has none of this queue"
     return MessagesExpired(
         f"messages {first} to {end - 1} of {key} were deleted by retention, and are not in the lake either, {lake}; to continue with the "
-        "remaining messages: option failOnDataLoss=false; to lose none: a retention that is longer than `qmq lake follow` is behind"
+        "remaining messages: option failOnDataLoss=false; to lose none: make the retention longer than the lag of `qmq lake follow`"
     )

@@ -58,7 +58,7 @@ def held_struct(table: LakeTable) -> Struct:
         return Struct(())
     found = field_type(columns.field(VALUE).type, VALUE)
     if not isinstance(found, Struct):
-        raise InvalidArgument(f"column {VALUE!r} of the table of {table.subject!r} is no struct: it was made by another tool")
+        raise InvalidArgument(f"column {VALUE!r} of the table of {table.subject!r} is not a struct: another tool made it")
     return found
 
 
@@ -123,7 +123,7 @@ def _require_names(kind: Type, where: str) -> None:
     if isinstance(kind, Struct):
         for each in kind.fields:
             if "." in each.name or not each.name:
-                raise InvalidArgument(f"field {each.name!r} of {where}: engines take a dot for a level, so a column's name has none")
+                raise InvalidArgument(f"rename field {each.name!r} of {where}: a column needs a name without dots (engines read levels)")
             _require_names(each.type, f"{where}.{each.name}")
     elif isinstance(kind, ListOf):
         _require_names(kind.item, where)

@@ -44,11 +44,11 @@ class RetryDeadline:
 
     @property
     def left_ms(self) -> int:
-        """The remaining time for retries; 0 if it is over."""
+        """The remaining time for retries; 0 if none is left."""
         return max(int((self._until_s - time.monotonic()) * 1000), 0)
 
     def pause(self, failure: QmqError) -> None:
-        """Wait before the next try. Raises the failure if the time is over."""
+        """Wait before the next try. Raises the failure if no time is left."""
         if not self.left_ms:
             raise failure
         longest_s = min(PAUSE_S_MIN * 2**self._tries, PAUSE_S_MAX)

@@ -61,7 +61,7 @@ class ServerPieceReader:
                 self._masters.give(group, channel)
 
     def _given_up(self, failure: QmqError) -> NotConnected:
-        found = NotConnected(f"{self._piece.queue} cannot be read on from {self._next}: {failure.message}")
+        found = NotConnected(f"{self._piece.queue} cannot be read from {self._next} on: {failure.message}")
         found.__cause__ = failure
         return found
 

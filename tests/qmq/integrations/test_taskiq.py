@@ -127,7 +127,7 @@ async def test_a_schedule_by_cron_runs_again_and_again_until_it_is_deleted(broke
 
 async def test_what_a_schedule_cannot_be_is_refused(broker: QmqBroker) -> None:
     source, (task, _) = QmqScheduleSource(broker), counter(broker)
-    with pytest.raises(InvalidArgument, match="no intervals"):
+    with pytest.raises(InvalidArgument, match="not by interval"):
         await task.schedule_by_interval(source, 10, 1)
     with pytest.raises(InvalidArgument, match="time zone"):
         await task.schedule_by_cron(source, CronSpec(offset=timedelta(hours=1)), 1)
