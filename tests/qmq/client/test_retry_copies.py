@@ -304,7 +304,7 @@ async def test_what_a_delay_group_refuses_the_broker_keeps_for_an_hour(
     with caplog.at_level(logging.WARNING, "qmq.client"):
         found.nack(LONG)
         assert await queue.settled_all(2) == [nacked(0, 1)]
-    assert "2 messages of subject s" in caplog.text
+    assert "2 failed messages of subject s" in caplog.text
     assert "a week is the most here" in caplog.text
 
 
