@@ -24,13 +24,14 @@ def main() -> int:
     parser.add_argument("specification", choices=MODELS)
     parser.add_argument("limits", nargs="*", metavar="NAME=VALUE", help="limits of the model, such as MaxEpoch=3 (docs/JUDGES.md)")
     parser.add_argument("--mistakes", action="store_true", help="hunt the planted mistakes, each within its own limits")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="threads of TLC (default: one for each processor)")
+    parser.add_argument("--workers", type=int, help="threads of TLC (default: one for each processor; to hunt mistakes one)")
     options = parser.parse_args()
     model = MODELS[options.specification]
     with tempfile.TemporaryDirectory() as folder:
         if options.mistakes:
-            return hunt(model, Path(folder), options.workers)
-        return explore(model.within(**dict(each.split("=", 1) for each in options.limits)), Path(folder), options.workers)
+            return hunt(model, Path(folder), options.workers or 1)  # with more, TLC's first counterexample may not be the shortest
+        within = model.within(**dict(each.split("=", 1) for each in options.limits))
+        return explore(within, Path(folder), options.workers or os.cpu_count() or 1)
 
 
 def explore(model: Model, folder: Path, workers: int) -> int:

@@ -20,7 +20,7 @@ import sim.bugs
 from sim.traces import trace
 from specs.ordered_run import an_ordered_run
 from specs.ordering_traces import check_observations, traced
-from specs.replication_traces import check_replicas
+from specs.replication_traces import OUTSIDE, check_replicas
 from specs.trace_checker import TraceVerdict
 from specs.traced_replicas import a_replicated_run
 
@@ -33,7 +33,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, prog="scripts/traces")
     parser.add_argument("--ordering", action="store_true", help="what clusters do with an ordered subject; --lines counts observations")
     parser.add_argument("--real", action="store_true", help="of real groups or clusters, each until its run is over; --seeds counts them")
-    parser.add_argument("--seeds", type=int, default=20, help="how many seeds (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, help="how many seeds (default: 20; with --bugs 100)")
     parser.add_argument("--first", type=int, default=1, help="the first seed (default: %(default)s)")
     parser.add_argument("--lines", type=int, default=1_000, help="how long a trace may be (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=1, help="traces checked at one time (default: %(default)s)")
@@ -44,7 +44,7 @@ def main() -> int:
         parser.error("the planted bugs are the simulators': leave out --real")
     record: Record = _ordering if options.ordering else _replication
     check: Callable[[Any, Path], TraceVerdict] = check_observations if options.ordering else check_replicas
-    seeds = range(options.first, options.first + options.seeds)
+    seeds = range(options.first, options.first + (options.seeds or (100 if options.bugs else 20)))
     if options.real:
         record = _real_ordering if options.ordering else _real_replication
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.workers) as pool:
@@ -83,6 +83,9 @@ def hunt(bugs: Mapping[str, Any], seeds: range, record: Callable[[int, Any], Any
     """Print the first seed at which each planted bug is refused. Only traces that differ from the program's own are judged."""
     own = cache(lambda seed: record(seed, None))
     for name, bug in bugs.items():
+        if name in OUTSIDE:
+            print(f"{name}: outside the specification ({OUTSIDE[name]})")
+            continue
         allowed: list[int] = []
         refused = ""
         for seed in seeds:

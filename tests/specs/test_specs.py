@@ -27,4 +27,4 @@ def test_a_specification_holds_in_every_state_of_a_small_model(model: Model, tmp
 @pytest.mark.parametrize(("model", "mistake"), [pytest.param(*each, id=each[1].name) for each in PLANTED])
 def test_a_planted_mistake_is_found(model: Model, mistake: Mistake, tmp_path: Path) -> None:
     verdict = check(model.within(**mistake.limits), tmp_path, text=mistake.made_in(model.text))
-    assert verdict.violated is not None
+    assert (verdict.violated, verdict.steps) == (mistake.breaks, mistake.steps)

@@ -41,9 +41,10 @@ in_leader("commit without a majority while the membership changes", quorum_index
 
 
 def _sent_is_stored(self: Leader, sender: str, ack: Ack) -> None:
+    """The end of the peer's log goes along, since the master refuses an Ack of more than that."""
     peer = self.peers.get(sender)
     if peer is not None and ack.epoch == self.epoch and peer.is_in_step:
-        ack = ack._replace(stored=peer.next - 1)
+        ack = ack._replace(stored=peer.next - 1, last_index=max(ack.last_index, peer.next - 1))
     Leader.acknowledged(self, sender, ack)
 
 

@@ -10,7 +10,9 @@ from sim.bugs.planting import in_election, in_replica, in_step
 
 
 def _obey_anyone(self: Replica, sender: str, epoch: int) -> bool:
-    self.state.promised = max(self.state.promised, epoch)
+    if epoch >= self.state.promised:
+        return Replica._heed(self, sender, epoch)
+    self.become_slave()
     self.master, self.is_master_lost, self.heard_ms = sender, False, self.state.now_ms
     self.expect_master()
     return True
