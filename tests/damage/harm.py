@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -25,7 +25,7 @@ _PATTERNS: Final[dict[Kind, tuple[str, ...]]] = {
     Kind.IDENTITY: ("replica.json",),
     Kind.MARK: ("broker/committed.qmm",),
 }
-_LOGS: Final = (Kind.MESSAGES, Kind.ACTIONS)
+LOGS: Final = (Kind.MESSAGES, Kind.ACTIONS)
 
 
 def files_of(kind: Kind, data: Path) -> list[Path]:
@@ -33,8 +33,18 @@ def files_of(kind: Kind, data: Path) -> list[Path]:
     return [path for pattern in _PATTERNS[kind] for path in sorted(data.glob(pattern)) if path.stat().st_size]
 
 
-def harm(cell: Cell, data: Path, platter: Platter) -> None:
-    """Do the cell's damage to a replica's folder. Raises LookupError if there is nothing to damage."""
+def common_sizes(kind: Kind, folders: Sequence[Path]) -> dict[str, int]:
+    """The size of each file of a kind, by name, on the replica that has written least of it."""
+    found: dict[str, int] = {}
+    for path in (path for folder in folders for path in files_of(kind, folder)):
+        found[path.name] = min(path.stat().st_size, found.get(path.name, path.stat().st_size))
+    return found
+
+
+def harm(cell: Cell, data: Path, platter: Platter, sizes: Mapping[str, int]) -> None:
+    """Do the cell's damage to a replica's folder, in the middle of the common part of each file: a replica writes a schedule in its own
+    time, and what it has not written it takes from its log. Raises LookupError if there is nothing to damage.
+    """
     paths = files_of(cell.kind, data)
     if not paths:
         raise LookupError(f"{data} has no {cell.kind.value}")
@@ -45,13 +55,13 @@ def harm(cell: Cell, data: Path, platter: Platter) -> None:
     if cell.damage is Damage.CUT_TAIL:
         cut(paths[-1], last_entry(paths[-1].read_bytes()))
         return
-    for path in paths[:1] if cell.kind in _LOGS else paths:
-        _DO[cell.damage](path, place_in(path), platter)
+    for path in paths[:1] if cell.kind in LOGS else paths:
+        _DO[cell.damage](path, place_in(path, sizes[path.name]), platter)
 
 
-def place_in(path: Path) -> int:
+def place_in(path: Path, size: int) -> int:
     """The byte that is damaged: the same on all replicas. In a log, one of an entry in the middle."""
-    data = path.read_bytes()
+    data = path.read_bytes()[:size]
     if path.suffix != ".log":
         return len(data) // 2
     position = 0

@@ -12,10 +12,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -27,15 +29,17 @@ from qmq.errors import LogDamaged, NotConnected, QmqError
 from qmq.limits import KIB
 from qmq.log.log_config import LogConfig
 from qmq.log.scrub import Scrubber
+from qmq.node.replica_node import ReplicaNode
 from qmq.testing import TestCluster, virtual
 from qmq.testing.cluster import DELAY, KEEP_MS
 from qmq.testing.machine import ReplicaMachine
 
 NOON: Final = datetime(2026, 1, 5, 12, tzinfo=UTC)
 SUBJECT: Final = "orders"
-SOON: Final = timedelta(seconds=3)
+SOON: Final = timedelta(milliseconds=200)
+WITHIN_S: Final = 60.0
+"""Any state that a run waits for comes within this real time; if it does not, it never comes."""
 CHECKPOINT_S: Final = 70
-CHECKPOINT_TRIES: Final = 20
 OLD: Final = 60
 """Messages before the checkpoint."""
 NEW: Final = 30
@@ -43,9 +47,8 @@ NEW: Final = 30
 LOOSE: Final = 5
 """Messages that only page caches have."""
 SIZE: Final = 2_000
-REPAIR_TRIES: Final = 10
 EIO: Final = "[Errno 5]"
-CAUGHT_UP_TRIES: Final = 30
+LOOK_S: Final = 0.02
 
 
 @dataclass(slots=True)
@@ -98,8 +101,10 @@ class Run:
         for number in range(OLD, OLD + NEW):
             await self._send(mq, number, "flushed", minutes=30)
         await self._consume(mq, "before-0", 3)
+        assert await self._until(self._have_flushed)  # a later flush would flush the loose messages, too
         for number in range(OLD + NEW, OLD + NEW + LOOSE):
             await self._send(mq, number, "quorum", minutes=30)
+        assert await self._until(self._have_same_sizes)  # or a replica that lags would not have the damaged entry
 
     async def _send(self, mq: qmq.Client, number: int, acks: str, *, minutes: int) -> None:
         body = b"%06d" % number + bytes(SIZE)
@@ -109,17 +114,37 @@ class Run:
 
     async def _consume(self, mq: qmq.Client, group: str, count: int) -> None:
         async with mq.consumer(SUBJECT, group, ack="explicit") as consumer:
-            got = await consumer.pull(count, SOON)
+            got = await consumer.pull(count, timedelta(seconds=WITHIN_S))
             assert got
             await got.ack_sync()
 
     async def _checkpoint(self) -> None:
-        names = self.cluster.groups[self.group]
-        for _ in range(CHECKPOINT_TRIES):
-            await self.cluster.clock.advance(seconds=CHECKPOINT_S)
-            if all(harm.files_of(Kind.CHECKPOINT, self.folders[name]) for name in names):
-                return
-        raise AssertionError("there is a replica without a checkpoint")
+        async def have_checkpoints() -> bool:
+            return all(harm.files_of(Kind.CHECKPOINT, folder) for folder in self.folders.values())
+
+        # Then little time passes: a second checkpoint, which is due after as long again, would flush and spill during the fault.
+        await self.cluster.clock.advance(seconds=CHECKPOINT_S)
+        assert await self._until(have_checkpoints, passing_s=1)
+
+    async def _have_flushed(self) -> bool:
+        """Whether no replica has a flush before it that a message asked for."""
+        stores = [node.broker.store for name in self.folders if (node := self._machine(name).node) is not None]
+        return min(each.flushed_index for each in stores) >= max(each.flush_wanted for each in stores)
+
+    async def _have_same_sizes(self) -> bool:
+        """Whether the logs are of the same size on all replicas."""
+        logs = [[path for kind in harm.LOGS for path in harm.files_of(kind, folder)] for folder in self.folders.values()]
+        return len({repr([(path.name, path.stat().st_size) for path in each]) for each in logs}) == 1
+
+    async def _until(self, condition: Callable[[], Awaitable[bool]], passing_s: int = 0) -> bool:
+        """Wait for a state. Between two looks `passing_s` pass in the cluster. False if the state never comes."""
+        until_s = time.monotonic() + WITHIN_S
+        while not await condition():
+            if time.monotonic() > until_s:
+                return False
+            await self.cluster.clock.advance(seconds=passing_s)
+            await asyncio.sleep(LOOK_S)
+        return True
 
     # --- the fault -----------------------------------------------------------------------------------------------------
 
@@ -128,28 +153,27 @@ class Run:
         master = self.cluster.master(self.group)
         slaves = [name for name in self.cluster.groups[self.group] if name != master]
         harmed = self.harmed = [*slaves, master][: self.cell.replicas]
-        async with self._beside(master):
-            for name in harmed:
-                if self._machine(name).is_running:
-                    await self.cluster.kill(name)
+        with self._beside(master):
+            dead = {*harmed, master} if self.cell.beside is Beside.KILL else {*harmed}
+            # All at the same moment: the others would elect a master, which flushes what the fault is to find in page caches.
+            await asyncio.gather(*[self.cluster.kill(name) for name in dead])
+            sizes = harm.common_sizes(self.cell.kind, [self.folders[name] for name in harmed])
             for name in harmed:
                 shutil.copytree(self.folders[name], _copy_of(self.folders[name]))
-                harm.harm(self.cell, self.folders[name], self.platters[name])
+                harm.harm(self.cell, self.folders[name], self.platters[name], sizes)
             await self._start(harmed)
         again = [name for name in self.cluster.groups[self.group] if not self._machine(name).is_running]
         if again:  # as a supervisor does: now all peers are there
             self.refusals.clear()
             await self._start(again)
 
-    @asynccontextmanager
-    async def _beside(self, master: str) -> AsyncIterator[None]:
+    @contextmanager
+    def _beside(self, master: str) -> Iterator[None]:
         others = [name for name in self.cluster.groups[self.group] if name != master]
         with ExitStack() as undo:
-            if self.cell.beside is Beside.KILL:
-                await self.cluster.kill(master)
-            elif self.cell.beside is Beside.PAUSE:
+            if self.cell.beside is Beside.PAUSE:
                 undo.callback(self.cluster.cut(master))
-            else:
+            elif self.cell.beside is Beside.CUT_OFF:
                 for other in others:
                     undo.callback(self.cluster.cut(master, other))
             yield
@@ -180,12 +204,12 @@ class Run:
         return await self.judge()
 
     async def _have_same_logs(self) -> bool:
-        """Whether all replicas' logs are the same, byte for byte, after a moment to catch up."""
-        for _ in range(CAUGHT_UP_TRIES):
-            if len({repr(self.logs(name)) for name in self.folders}) == 1:
-                return True
-            await self.cluster.clock.advance(seconds=1)
-        return False
+        """Whether all replicas' logs become the same, byte for byte."""
+
+        async def are_same() -> bool:
+            return len({repr(self.logs(name)) for name in self.folders}) == 1
+
+        return await self._until(are_same, passing_s=1)
 
     # --- judging -------------------------------------------------------------------------------------------------------
 
@@ -225,14 +249,40 @@ class Run:
         if 2 * sum(self._machine(name).is_running for name in self.folders) <= len(self.folders):
             raise NotConnected(f"{self.group} has no majority")
 
-    async def _pass_time(self) -> None:
-        """Delayed messages become due. A master that finds damage stops, and another one follows. Raises NotConnected."""
+    async def _pass_time(self, by: str = "") -> None:
+        """Delayed messages become due, and the master delivers those that it can read: the replica `by`, if it is named. A master that
+        finds damage stops, and another one follows. Raises NotConnected.
+        """
         await self.cluster.until_master(self.group)
+        if not self.cell.kind.is_of_delay_group:
+            return
         stopped = -1
-        while self.cell.kind.is_of_delay_group and stopped < len(self.cluster._failures):
-            stopped = len(self.cluster._failures)
-            await self.cluster.clock.advance(hours=1)
-            await self.cluster.until_master(self.group)
+
+        async def have_come() -> bool:
+            nonlocal stopped
+            self._assert_majority()
+            if stopped < len(self.cluster._failures):
+                stopped = len(self.cluster._failures)
+                await self.cluster.clock.advance(hours=1)
+            return await self._has_delivered(by)
+
+        await self._until(have_come)
+        await self.cluster.until_master(self.group)
+
+    async def _has_delivered(self, by: str) -> bool:
+        """Whether the master is `by`, if it is named, and only damaged messages are left. A replica that is not the master is made it."""
+        metadata = self.cluster.client().metadata
+        if by and not self._machine(by).is_running:
+            return True  # it has stopped, and delivers nothing more
+        try:
+            (found,) = (await metadata.describe_delays()).delays
+            if by and found.replica != by:
+                await metadata.transfer(self.group, by)
+                return False
+        except (QmqError, ValueError):  # an election
+            return False
+        damaged = {each.subject for each in found.troubles if each.subject.startswith("bucket ")}
+        return found.pending == len(damaged) and not found.waiting and not found.planned
 
     def _note_stops(self) -> None:
         """Replicas that stopped because of damage, or of a block that could not be written in part, are like those that did not start."""
@@ -249,9 +299,7 @@ class Run:
                 break
             found.refused_reads.clear()
             if self.cell.kind.is_of_delay_group:
-                if name != self.cluster.master(self.group):
-                    await self.cluster.client().metadata.transfer(self.group, name)
-                await self._pass_time()
+                await self._pass_time(name)
             else:
                 await self.cluster.restart(self.cluster.master(self.group))
                 await self.cluster.until_master(self.group)
@@ -263,25 +311,39 @@ class Run:
     async def _read(self, found: Found, group: str = "") -> set[bytes]:
         """What a new group gets before the first message that cannot be read."""
         mq, seen = self.cluster.client(), set[bytes]()
-        async with mq.consumer(SUBJECT, group or f"judge-{next(self._groups)}", ack="explicit") as consumer:
-            while not self.flushed | self.loose <= seen:
-                try:
-                    got = await consumer.pull(1_000, SOON)
-                except QmqError as failure:
-                    found.refused_reads.append(str(failure))
-                    break
-                if not got:
-                    break
-                seen |= {message.body for message in got}
+        group = group or f"judge-{next(self._groups)}"
+
+        async def has_read() -> bool:
+            """Whether no message is left, or one cannot be read."""
+            try:
+                got = await consumer.pull(1_000, SOON)
+            except QmqError as failure:
+                found.refused_reads.append(str(failure))
+                return True
+            seen.update([message.body for message in got])
+            if got:
                 await got.ack_sync()
+            self._assert_majority()
+            return self.flushed | self.loose <= seen or (not got and await self._is_at_the_end(mq, group))
+
+        async with mq.consumer(SUBJECT, group, ack="explicit") as consumer:
+            await self._until(has_read)
         return seen
+
+    async def _is_at_the_end(self, mq: qmq.Client, group: str) -> bool:
+        """Whether the group has acknowledged all messages. A master that was elected just now may not have answered the consumer yet."""
+        try:
+            found = await mq.metadata.describe_groups(SUBJECT, group)
+        except QmqError:
+            return False
+        return bool(found) and not found.silent and not any(each.waiting or each.unacked or each.requeued for each in found)
 
     async def _read_behind(self, found: Found) -> set[bytes]:
         """The messages after the one that cannot be read: an operator skips that message, as the error says."""
         mq = self.cluster.client()
         behind, group = int(found.refused_reads.pop().rpartition("--to ")[2]), f"behind-{next(self._groups)}"
         async with mq.consumer(SUBJECT, group, ack="explicit") as consumer:
-            await consumer.pull(1, SOON)
+            await consumer.pull(1, timedelta(seconds=WITHIN_S))
         await mq.metadata.reset_group(SUBJECT, group, sequence=behind)
         return await self._read(found, group)
 
@@ -292,20 +354,27 @@ class Run:
             node = self._machine(name).node
             if node is None:
                 continue
-            scrubber, broker = Scrubber(node.broker.store), node.broker
+            scrubber = Scrubber(node.broker.store)
             while not scrubber.rounds:
                 damage = await asyncio.to_thread(scrubber.slice, 4 << 20)
                 if damage is not None:
                     is_whole = False
-                    for _ in range(REPAIR_TRIES):
-                        broker.report_damage(damage)
-                        await asyncio.sleep(0.02)
+                    await self._until(partial(_is_over, node, damage))
         return is_whole
 
     def logs(self, name: str) -> dict[str, bytes]:
         """A replica's log files."""
         folder = self.folders[name] / "broker"
         return {f"{log}/{path.name}": path.read_bytes() for log in ("message", "action") for path in sorted((folder / log).glob("*.log"))}
+
+
+async def _is_over(node: ReplicaNode, damage: LogDamaged) -> bool:
+    """Whether damage was repaired, or cannot be."""
+    scrubber = Scrubber(node.broker.store)
+    scrubber.log, scrubber.position = damage.log, damage.position
+    if await asyncio.to_thread(scrubber.slice, 1) is None:
+        return True
+    return not node.driver.is_opening and not node.broker.report_damage(damage)
 
 
 def _copy_of(folder: Path) -> Path:
