@@ -2,7 +2,8 @@
 
 A lane that covers its whole partition needs only the index for batches of which nothing is done: it gets them whole. For any other
 lane or batch the columns of logical partitions are read as vectors, and the lane gets its own runs. Whole batches are sent in any case,
-because their checksum is the producer's; ranges say which messages are meant.
+because their checksum is the producer's; ranges say which messages are meant. A pull that has half of what it asked for ends before a
+batch that it would cut, because the rest of the batch would need all of it again.
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ class LaneResultReader:
                 break
             if found.delivery.messages >= messages_max or found.delivery.bytes >= bytes_max or read >= _READ_BYTES_MAX:
                 break
-            read += 0 if self._is_all(entry, found.next_sequence) else entry.total_bytes
+            is_all = self._is_all(entry, found.next_sequence)
+            if is_all and _would_cut(entry, found.delivery.messages, messages_max):
+                break
+            read += 0 if is_all else entry.total_bytes
             self._take(entry, found, messages_max)
             if found.next_sequence < entry.next_sequence:
                 break
@@ -132,6 +136,11 @@ class LaneResultReader:
         marks = sorted({begin, end, *[mark for at in failures if begin <= at < end for mark in (at, at + 1)]})
         for a, b in pairwise(marks):
             yield a, b, 1 + failures.get(a, 0)
+
+
+def _would_cut(entry: IndexEntry, messages: int, messages_max: int) -> bool:
+    """Whether a pull that has half of what it asked for would get only a part of this batch. The next pull would get the batch again."""
+    return messages * 2 >= messages_max and messages + entry.next_sequence - entry.base_sequence > messages_max
 
 
 def _runs(sequences: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
