@@ -118,8 +118,9 @@ class MetadataClient(DeliveryClient):
 
     async def find_subject(self, name: str) -> FoundSubject | None:
         """The subject, without its queues on broker groups that do not answer: `silent` has those. None if it does not exist."""
-        listed = await self.list_subjects(name)
-        return next((FoundSubject(each, listed.silent) for each in listed if each.settings.name == name), None)
+        listed: pb.ListSubjectsResponse = await self._call("ListSubjects", pb.ListSubjectsRequest(prefix=name, is_name=True))
+        found = (FoundSubject(each, dict(listed.silent)) for each in listed.subjects if each.settings.name == name)
+        return next(found, None)
 
     async def describe_groups(self, subject: str = "", group: str = "") -> Partial[control.Group]:
         """The progress of groups, on the broker groups that answer. Raises UnknownSubject, UnknownGroup; NotConnected if none answers."""

@@ -119,12 +119,13 @@ class MetaService(meta_pb2_grpc.MetaServicer):
 
     @answering
     async def ListSubjects(self, request: pb.ListSubjectsRequest) -> pb.ListSubjectsResponse:
-        subjects = self._view.subjects(request.prefix)
+        subjects = [each for each in self._view.subjects(request.prefix) if not request.is_name or each.name == request.prefix]
         groups = sorted({group for config in subjects for group in self._cluster.hosts(config)})
         queues: dict[str, list[control.Queue]] = {}
         silent: dict[str, str] = {}
         if groups:
-            answers = await self._brokers.ask_masters(groups, "DescribeQueues", control.DescribeQueuesRequest())
+            asked = control.DescribeQueuesRequest(subject=request.prefix if request.is_name else "")
+            answers = await self._brokers.ask_masters(groups, "DescribeQueues", asked)
             silent = answers.silent
             for answer in answers.found.values():
                 for queue in answer.queues:

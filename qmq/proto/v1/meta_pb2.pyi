@@ -1719,15 +1719,19 @@ class ListSubjectsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PREFIX_FIELD_NUMBER: _builtins.int
+    IS_NAME_FIELD_NUMBER: _builtins.int
     prefix: _builtins.str
+    is_name: _builtins.bool
+    """The prefix is the name of one subject: only that subject is described, and only its broker groups are asked."""
     def __init__(
         self,
         *,
         prefix: _builtins.str = ...,
+        is_name: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefix", b"prefix"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_name", b"is_name", "prefix", b"prefix"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

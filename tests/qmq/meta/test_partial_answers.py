@@ -65,6 +65,20 @@ async def test_a_subject_is_found_by_its_whole_name_and_says_which_groups_are_si
             await client.close()
 
 
+async def test_the_silent_groups_of_a_longer_name_are_not_those_of_a_subject() -> None:
+    async with two_groups() as (call, found):
+        for name, group in (("orders", "g1"), ("orders2", "g2")):
+            await call("CreateSubject", pb.CreateSubjectRequest(settings=pb.SubjectSettings(name=name, broker_groups=[group])))
+        found[1].is_master = False
+        client = MetadataClient([call.address])
+        try:
+            subject = await client.find_subject("orders")
+            assert subject is not None
+            assert subject.silent == {}
+        finally:
+            await client.close()
+
+
 async def test_subjects_are_known_though_no_broker_answers() -> None:
     async with two_groups() as (call, found):
         for each in found:
