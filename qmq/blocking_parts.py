@@ -156,8 +156,8 @@ class BlockingMetadata(BlockingPart):
         After a lost answer the call is repeated only if `from_version` is given, because then the change is made at most once. Otherwise
         the error is raised, and `route_history` shows whether the change was made.
 
-        Raises RouteConflict, UnknownSubject, OrderMismatch, UnknownPartition, InvalidArgument; DeadlineExceeded if the change has begun but
-        is not published in time: it continues.
+        Raises RouteConflict, UnknownSubject, OrderMismatch, UnknownPartition, InvalidArgument; DeadlineExceeded with the outcome STORED if
+        the change has begun but is not published in time: it continues. Other errors have the outcome UNKNOWN if the change may be made.
         """
         return self._thread.run(
             self._part.change_route(subject, split=split, merge=merge, move=move, from_version=from_version, reason=reason, dry_run=dry_run)
