@@ -21,7 +21,6 @@ from qmq.meta.ordered import group_rounds as groups_module
 from qmq.meta.ordered.changes import RouteChanges
 from qmq.meta.ordered.group_records import Records
 from qmq.meta.ordered.group_rounds import GroupRounds
-from qmq.meta.ordered.ordered_service import OrderedService
 
 # --- changes -------------------------------------------------------------------------------------------------------------
 
@@ -135,10 +134,3 @@ async def _leave_parked(self: GroupRounds, looked: Any, after: Any) -> bool:
 
 
 plant("leave parked keys behind when a group moves on", (GroupRounds, "_hand_on", _leave_parked))
-
-
-async def _whatever_is_older(self: OrderedService, request: Any, state: Any) -> None:
-    return
-
-
-plant("give newer parked messages of a key back before older ones", (OrderedService, "_require_oldest", _whatever_is_older))
