@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from support import node_config, running
 
 from qmq.batch import BatchView
 from qmq.client.metadata import MetadataClient
+from qmq.errors import Unavailable
 from qmq.model import Order, SubjectConfig
 from qmq.node.dev_node import Node
 from qmq.proto.v1 import meta_pb2 as pb
@@ -56,7 +57,14 @@ class NodeThread:
     def create(self, name: str, *, partitions: int = 0) -> None:
         """Create a subject: an ordered one if `partitions` is given."""
         config = SubjectConfig(name, order=Order.STRICT, logical_partitions=64) if partitions else SubjectConfig(name)
-        self.ask(lambda metadata: metadata.create_subject(config, partitions=partitions))
+
+        async def created(metadata: MetadataClient) -> None:
+            while True:
+                with suppress(Unavailable):  # on a busy machine the node may not run for longer than a call waits
+                    await metadata.create_subject(config, partitions=partitions)
+                    return
+
+        self.ask(created)
 
     def split(self, name: str, partition: int) -> None:
         """Split a partition of an ordered subject in two."""
