@@ -29,7 +29,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any, Final
 
-from bench_everyday import FIRST, Measured, Watch
+from bench_everyday import FIRST, Measured, Watch, receive_columns
 from bench_processes import in_loop, together
 from qmq_coordination.etcd.etcd_process import EtcdProcess
 
@@ -92,16 +92,8 @@ async def consume(address: str, row: Row, subject: str, count: int) -> Measured:
     """Consume all messages in bulk."""
     async with qmq.connect(address) as mq:
         make: Any = mq.ordered_consumer if row.partitions else mq.consumer
-        left = count + 1
         async with make(subject, "g") as consumer:
-            watch = Watch()
-            async for messages in consumer.batches():
-                left -= len(messages.bodies)
-                if messages.bodies[0] == FIRST:
-                    watch = Watch()
-                if not left:
-                    break
-            return watch.stop()
+            return await receive_columns(consumer, count)
 
 
 # --- the nodes -----------------------------------------------------------------------------------------------------------

@@ -119,7 +119,11 @@ class MetaService(meta_pb2_grpc.MetaServicer):
 
     @answering
     async def ListSubjects(self, request: pb.ListSubjectsRequest) -> pb.ListSubjectsResponse:
-        subjects = [each for each in self._view.subjects(request.prefix) if not request.is_name or each.name == request.prefix]
+        if request.is_name:
+            named = self._view.subject(request.prefix)
+            subjects = [named] if named is not None else []
+        else:
+            subjects = self._view.subjects(request.prefix)
         groups = sorted({group for config in subjects for group in self._cluster.hosts(config)})
         queues: dict[str, list[control.Queue]] = {}
         silent: dict[str, str] = {}

@@ -80,10 +80,7 @@ class RouteChanges:
         latest = await self._latest(subject)
         version = int(latest.value)
         if from_version not in (0, version):
-            raise RouteConflict(
-                f"the route of subject {subject!r} is at version {version}, not {from_version}: "
-                "read the route again, then plan the change again"
-            )
+            raise other_version(subject, version, from_version)
         if (found := await self._store.get(change_key(subject, version + 1))) is not None:
             raise _under_way(subject, Change.decode(found.value))
         route = await self.route(subject, version)
@@ -262,6 +259,13 @@ def _source(route: Route, number: int) -> PhysicalPartition:
     if part is None:
         raise RouteConflict(f"route version {route.version} has no partition {number}")
     return part
+
+
+def other_version(subject: str, version: int, from_version: int) -> RouteConflict:
+    """The error of a change that was planned for another version than the latest."""
+    return RouteConflict(
+        f"the route of subject {subject!r} is at version {version}, not {from_version}: read the route again, then plan the change again"
+    )
 
 
 def _under_way(subject: str, other: Change) -> RouteConflict:

@@ -33,6 +33,7 @@ from qmq.meta.cluster_catalog import ClusterCatalog
 from qmq.meta.messages_of import change_of, lane_of, route_of
 from qmq.meta.ordered.auto_reshard import Resharding
 from qmq.meta.ordered.change_plans import Make, Plans
+from qmq.meta.ordered.changes import other_version
 from qmq.meta.ordered.controller import Controller
 from qmq.meta.ordered.group_members import LEASE_MS_MIN, GroupMember, require_room, superseded
 from qmq.meta.ordered.group_placement import being_deleted
@@ -95,10 +96,7 @@ class OrderedService:
         if change is None:
             # Before the plan, which would not find the older version's partitions. Without a dry run, `prepare` compares with the store.
             if 0 < request.from_version < route.version or (request.dry_run and request.from_version > route.version):
-                raise RouteConflict(
-                    f"the route of subject {config.name!r} is at version {route.version}, not {request.from_version}: "
-                    "read the route again, then plan the change again"
-                )
+                raise other_version(config.name, route.version, request.from_version)
             change_id = check_name("change_id", request.change_id) if request.change_id else self._controller.changes.new_id()
             make = await self._plans.plan(request, config, route, change_id)
             planned = make(route)
