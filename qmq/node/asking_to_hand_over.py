@@ -53,5 +53,5 @@ async def _once(stub: Any, address: str) -> str:
             return now.master
         done: pb.TransferResponse = await stub.Transfer(pb.TransferRequest(), timeout=CALL_S)
         return done.master
-    except grpc.aio.AioRpcError as failure:
+    except grpc.RpcError as failure:  # a TLS channel raises another subclass than a plain one
         raise typed_error(failure, address) from failure

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
 import ssl
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 
+import cli_process
 import grpc
 import pytest
 from cryptography import x509
@@ -131,6 +136,33 @@ async def test_a_replicated_group_continues_while_rules_are_enforced(tmp_path: P
             assert (await mq.access.whoami()).how == "certificate"
             with pytest.raises(AccessDenied):
                 await mq.metadata.transfer("g")
+
+
+async def test_a_pods_pre_stop_hands_over_with_the_replicas_own_certificate(tmp_path: Path) -> None:
+    async with secured(tmp_path) as (nodes, address, orders):
+        folder = tmp_path / "papers"
+        async with qmq.connect(address, tls=papers(folder, "admin", "op")) as operator:
+            await operator.access.put_rule("op:admin", [], "cluster")
+            await operator.access.set_mode("enforce")
+        await eventually(lambda: all(node.access.is_enforced for node in nodes.values()))
+        await eventually(lambda: any(node.broker.is_serving for node in nodes.values()))
+        former = next(name for name, node in nodes.items() if node.broker.is_serving)
+        control = nodes[former].view.present("g")[former].control_address
+        refused = await asyncio.to_thread(hand_over, control, orders, "20")
+        assert (refused.returncode, b"app:orders may not" in refused.stderr, b"Traceback" in refused.stderr) == (2, True, False)
+        done = await asyncio.to_thread(hand_over, control, papers(folder, former, "node", HOST), "20")
+        assert done.returncode == 0, done.stderr
+        (said,) = json.loads(done.stdout)
+        assert said["master"] not in ("", former)
+        await eventually(lambda: nodes[said["master"]].broker.is_serving)
+
+
+def hand_over(control: str, shown: Tls, wait: str) -> subprocess.CompletedProcess[bytes]:
+    """What the chart's preStop runs: its certificates come by environment variables."""
+    host, _, port = control.rpartition(":")
+    words = ("broker", "--group", "g", "--replica", "r", "--host", host, "--control-port", port, "hand-over", "--wait", wait, "--json")
+    certificates = {"QMQ_TLS_CA": str(shown.ca), "QMQ_TLS_CERT": str(shown.cert), "QMQ_TLS_KEY": str(shown.key)}
+    return cli_process.run(words, {**os.environ, **certificates})
 
 
 async def test_a_clients_certificate_is_not_a_replicas_while_rules_are_enforced(tmp_path: Path) -> None:
