@@ -40,7 +40,7 @@ def project(folder: Path, tests: str) -> Path:
 
 
 def ran(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=600, check=False)
 
 
 def first_run(folder: Path) -> None:
