@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from bench_limit import cpu_s
 from bench_processes import Node, together
 
 import qmq
@@ -214,7 +215,7 @@ async def a_share(mq: qmq.Client, count: int, _size: int) -> Measured:
         found = await consumer.pull(1)
         found.ack_later()
         watch = Watch()
-        end = watch.stop()
+        end = watch.stop(messages=0)
         try:
             while True:
                 async with asyncio.timeout(1):
@@ -338,7 +339,10 @@ async def ordered_columns(mq: qmq.Client, count: int, _size: int) -> Measured:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`before` fills the subject first; `beside` works at the same time. `partitions` above 0: an ordered subject."""
+    """`before` fills the subject first; `beside` works at the same time. `partitions` above 0: an ordered subject.
+
+    `core_part` above 0: each client process may use only this part of a core, so that several do not compete on a machine with few cores.
+    """
 
     name: str
     count: int
@@ -348,6 +352,7 @@ class Row:
     beside: Work | None = None
     processes: int = 1
     partitions: int = 0
+    core_part: float = 0
 
 
 ROWS: Final = [
@@ -356,6 +361,8 @@ ROWS: Final = [
     Row("async for, end to end", 300_000, each_message, beside=send_each),
     Row("async for, a backlog", 400_000, each_message, before=fill),
     Row("three consumers of a group, a backlog", 900_000, a_share, before=fill, processes=3),
+    Row("one consumer of a fifth of a core", 500_000, a_share, before=fill, core_part=0.2),
+    Row("three consumers, a fifth of a core each", 1_500_000, a_share, before=fill, processes=3, core_part=0.2),
     Row("await message.ack(), a backlog", 400_000, each_acked, before=fill),
     Row("await message.ack_sync(), a backlog", 3_000, each_acked_surely, before=fill),
     Row("listener, a backlog", 300_000, listening, before=fill),
@@ -381,11 +388,6 @@ def _in_process(results: Any, work: Work, address: str, count: int, size: int) -
     results.put((qmq.run if os.environ.get(FAST) else asyncio.run)(run()))
 
 
-def _cpu_s(pid: int) -> float:
-    """CPU time of all threads of a process, by the scheduler's count in nanoseconds."""
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in Path(f"/proc/{pid}/task").iterdir()) / 1e9
-
-
 async def _create_ordered(address: str, partitions: int) -> None:
     async with qmq.connect(address) as mq:
         config = SubjectConfig(SUBJECT, order=Order.STRICT, logical_partitions=1024)
@@ -400,18 +402,20 @@ def measured(row: Row, count: int) -> dict[str, float]:
             asyncio.run(_create_ordered(node.address, row.partitions))
         if row.before is not None:
             together((row.before, node.address, count, row.size), entry=_in_process)
-        before_s = _cpu_s(node.process.pid)
+        before_s = cpu_s(node.process.pid)
         jobs = [(row.work, node.address, count // row.processes if row.processes == 1 else count, row.size)] * row.processes
         if row.beside is not None:
             jobs.append((row.beside, node.address, count, row.size))
-        found = together(*jobs, entry=_in_process)
-        node_s = _cpu_s(node.process.pid) - before_s
+        found = together(*jobs, entry=_in_process, core_part=row.core_part)
+        node_s = cpu_s(node.process.pid) - before_s
     finally:
         node.stop()
     begin = max(each.begin for each in found[-1:]) if row.beside is not None else min(each.begin for each in found)
     end = max(each.end for each in found[: row.processes])
+    # Limited processes begin at different times, so their rates are added.
+    rate = sum(each.more["messages"] / (each.end - each.begin) for each in found) if row.core_part else count / (end - begin)
     figures = {
-        "messages/s": count / (end - begin),
+        "messages/s": rate,
         "client us": sum(each.cpu_s for each in found) / count * 1e6,
         "node us": node_s / count * 1e6,
     }

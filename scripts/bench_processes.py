@@ -10,9 +10,12 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from bench_limit import limited
 
 try:
     from qmq.process_tuning import calm_collector, keep_freed_memory
@@ -74,14 +77,18 @@ def _guarded(entry: Callable[..., None], results: Any, *words: Any) -> None:
         raise
 
 
-def together(*jobs: tuple[Any, ...], entry: Callable[..., None] = in_process) -> list[Any]:
-    """Run jobs, each in its own process, which begins with `entry`. Returns their results in order. Raises RuntimeError if one fails."""
+def together(*jobs: tuple[Any, ...], entry: Callable[..., None] = in_process, core_part: float = 0) -> list[Any]:
+    """Run jobs, each in its own process, which begins with `entry`, and may use only `core_part` of a core if that is above 0.
+
+    Returns their results in order. Raises RuntimeError if one fails.
+    """
     context = mp.get_context("spawn")
     queues = [context.Queue() for _ in jobs]
     children = [context.Process(target=_guarded, args=(entry, queue, *job)) for queue, job in zip(queues, jobs, strict=True)]
     for child in children:
         child.start()
-    found = [queue.get(timeout=300) for queue in queues]
+    with limited([child.pid for child in children if child.pid], core_part) if core_part else nullcontext():
+        found = [queue.get(timeout=300) for queue in queues]
     for each in found:
         if isinstance(each, _Failed):
             raise RuntimeError(f"a job of the benchmark failed:\n{each.trace}")

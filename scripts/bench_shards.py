@@ -15,14 +15,10 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
@@ -30,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench_everyday import FIRST, Measured, Watch, receive_columns
+from bench_limit import cpu_s, limited
 from bench_processes import in_loop, together
 from qmq_coordination.etcd.etcd_process import EtcdProcess
 
@@ -41,9 +38,6 @@ GROUPS: Final = {1: ("one",), 2: ("two.1", "two.2")}
 BATCH: Final = 1_000
 BODIES: Final = [os.urandom(100) for _ in range(BATCH)]
 KEYS: Final = [b"%d" % number for number in range(BATCH)]
-TICK_S: Final = 0.005
-BURST_S: Final = 0.02
-"""The CPU time that a limited process may use at once after it has rested."""
 
 Figures = dict[str, float]
 
@@ -164,52 +158,6 @@ async def _create(address: str, row: Row, subject: str, groups: Sequence[str]) -
     async with qmq.connect(address) as mq:
         config = SubjectConfig(subject, order=order, logical_partitions=places, groups=tuple(groups))
         await mq.metadata.create_subject(config, partitions=row.partitions)
-
-
-# --- the limit -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Allowance:
-    """The CPU time that a limited process may still use: it gains `core_part` of each second, up to BURST_S. Pure."""
-
-    core_part: float
-    now: float
-    used_s: float
-    left_s: float = 0.0
-
-    def may_run(self, now: float, used_s: float) -> bool:
-        """Whether the process may run on, if it has used so much CPU time since its start."""
-        self.left_s = min(self.left_s + (now - self.now) * self.core_part, BURST_S) - (used_s - self.used_s)
-        self.now, self.used_s = now, used_s
-        return self.left_s > 0
-
-
-def cpu_s(pid: int) -> float:
-    """CPU time of a process with all its threads, by the kernel's clock of that process, in nanoseconds (clock_getcpuclockid)."""
-    return time.clock_gettime(~pid << 3 | 2)
-
-
-@contextmanager
-def limited(pids: Sequence[int], core_part: float) -> Iterator[None]:
-    """Let each process use only a part of a core."""
-    over = threading.Event()
-
-    def watch() -> None:
-        allowances = {pid: Allowance(core_part, time.monotonic(), cpu_s(pid)) for pid in pids}
-        while not over.wait(TICK_S):
-            for pid, allowance in allowances.items():
-                os.kill(pid, signal.SIGCONT if allowance.may_run(time.monotonic(), cpu_s(pid)) else signal.SIGSTOP)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield
-    finally:
-        over.set()
-        watcher.join()
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
 
 
 # --- the figures ---------------------------------------------------------------------------------------------------------

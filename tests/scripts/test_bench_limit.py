@@ -1,4 +1,4 @@
-"""How scripts/bench_shards.py limits the CPU time of a process."""
+"""How scripts/bench_limit.py limits the CPU time of a process."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
-import bench_shards
+import bench_limit
 
 
 def test_a_limited_process_gets_its_part_of_a_core() -> None:
-    allowance, used_s, runs = bench_shards.Allowance(0.25, now=0.0, used_s=0.0), 0.0, []
+    allowance, used_s, runs = bench_limit.Allowance(0.25, now=0.0, used_s=0.0), 0.0, []
     for tick in range(1, 4_001):
         runs.append(allowance.may_run(tick * 0.005, used_s))
         used_s += 0.005 if runs[-1] else 0.0
@@ -23,12 +23,12 @@ def test_a_limited_process_gets_its_part_of_a_core() -> None:
 
 
 def test_a_limited_process_that_rested_may_use_no_more_than_one_burst() -> None:
-    allowance = bench_shards.Allowance(0.25, now=0.0, used_s=0.0)
+    allowance = bench_limit.Allowance(0.25, now=0.0, used_s=0.0)
     assert allowance.may_run(60.0, 0.0)
-    assert not allowance.may_run(60.0, bench_shards.BURST_S)
+    assert not allowance.may_run(60.0, bench_limit.BURST_S)
 
 
 def test_the_kernel_tells_the_cpu_time_of_a_process_with_all_its_threads() -> None:
     before_s = time.process_time()
-    found_s = bench_shards.cpu_s(os.getpid())
+    found_s = bench_limit.cpu_s(os.getpid())
     assert before_s <= found_s <= time.process_time()
