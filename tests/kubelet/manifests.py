@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 POD_FIELDS: Final = frozenset(
@@ -92,6 +92,8 @@ class PodTemplate:
     spreads_hosts: bool
     """Whether pods of these labels are kept apart, one on a node."""
     revision: str
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    """Each path of the container with files of a Secret, and the Secret's name."""
 
     def variables(self, pod: str) -> dict[str, str]:
         """Its environment, with `$(NAME)` replaced."""
@@ -163,6 +165,7 @@ def _template(name: str, found: Mapping[str, Any]) -> PodTemplate:
     (container,) = spec["containers"]
     _require(not container.keys() - CONTAINER_FIELDS, name, f"fields {sorted(container.keys() - CONTAINER_FIELDS)} of its container")
     ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    secrets = {each["name"]: each["secret"]["secretName"] for each in spec.get("volumes", ()) if "secret" in each}
     stop = container.get("lifecycle", {}).get("preStop", {"exec": {"command": []}})
     _require(stop.keys() == {"exec"}, name, "a preStop that is no command")
     return PodTemplate(
@@ -180,6 +183,7 @@ def _template(name: str, found: Mapping[str, Any]) -> PodTemplate:
             each["topologyKey"] == HOSTNAME and each["whenUnsatisfiable"] == "DoNotSchedule" and each["maxSkew"] == 1
             for each in spec["topologySpreadConstraints"]
         ),
+        secrets={each["mountPath"]: secrets[each["name"]] for each in container["volumeMounts"] if each["name"] in secrets},
         revision=hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:10],
     )
 
@@ -197,7 +201,8 @@ def _probe(name: str, found: Mapping[str, Any] | None, ports: Mapping[str, int])
         return None
     _require(not found.keys() - PROBE_FIELDS, name, f"fields {sorted(found.keys() - PROBE_FIELDS)} of a probe")
     asked = found.get("httpGet") or found["tcpSocket"]
-    _require(asked.get("scheme", "HTTP") == "HTTP", name, "a probe over HTTPS")
+    # A probe over HTTPS goes over HTTP here: pods have loopback addresses, where their metrics port has no TLS.
+    _require(asked.get("scheme", "HTTP") in ("HTTP", "HTTPS"), name, "the scheme of a probe")
     return Probe(
         ports[asked["port"]],
         asked.get("path", ""),

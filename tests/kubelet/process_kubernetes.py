@@ -1,7 +1,7 @@
 """A small Kubernetes: the controllers' decisions (controllers.py) on pods that are local processes (process_pod.py).
 
 Nodes are names. Each pod has its own address on loopback. A restarted pod has the same address, as a pod in Kubernetes keeps its DNS name.
-A volume claim is a folder that follows the pod.
+A volume claim is a folder that follows the pod. The chart's certificates come from an authority in the folder `authority`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from cluster_runner.network import Loopback
 
+from kubelet.certificates import make_secrets
 from kubelet.controllers import SURGE, PodView, allows_eviction, choose_node, next_step
 from kubelet.local_pods import LocalPods
 from kubelet.manifests import PodSet, budgets, pod_sets
@@ -27,6 +28,7 @@ class ProcessKubernetes:
     """`hosts` are other names that pods know, such as etcd's, each with its address and port."""
 
     def __init__(self, folder: Path, objects: Sequence[Mapping[str, Any]], nodes: Sequence[str], hosts: Mapping[str, str]) -> None:
+        self._folder = folder
         self._nodes = tuple(nodes)
         self._cordoned: frozenset[str] = frozenset()
         self._pods: dict[str, ProcessPod] = {}
@@ -39,6 +41,7 @@ class ProcessKubernetes:
         self._network = Loopback(folder, names)
         self._network.claim()
         own = {f"{name}.{each.service}.qmq.svc": self._network.addresses[name] for each in self._sets for name in _pod_names(each)}
+        make_secrets(objects, folder, self.addresses)
         self._local = LocalPods(folder, {**hosts, **own})
         self._controlling = asyncio.create_task(self._control())
 
@@ -50,6 +53,10 @@ class ProcessKubernetes:
         """The addresses of all pods that a set may have."""
         (found,) = [each for each in self._sets if each.name == pod_set]
         return [self._network.addresses[name] for name in _pod_names(found)]
+
+    def logs(self) -> str:
+        """What all pods wrote so far, those that are gone included."""
+        return "".join(path.read_text(errors="replace") for path in sorted(self._folder.glob("*.log")))
 
     def restarts(self) -> dict[str, int]:
         return {name: pod.restarts for name, pod in self._pods.items() if pod.restarts}

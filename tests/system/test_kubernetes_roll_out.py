@@ -15,6 +15,8 @@ from kubelet.chart import rendered
 from kubelet.process_kubernetes import ProcessKubernetes
 from qmq_coordination.etcd.etcd_process import EtcdProcess
 
+import qmq
+from qmq.security.authority import issue
 from system.workload import Workload
 
 pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.long, needs.helm, needs.etcd]
@@ -22,22 +24,25 @@ OPTIONS = ("--set", "etcd.endpoints={etcd.test:2379}", "--set-json", 'groups=[{"
 GROUPS = ("qmq-g1", "qmq-g2")
 NODES = ("n1", "n2", "n3", "n4")
 PRODUCERS = int(os.environ.get("QMQ_ROLL_OUT_PRODUCERS", "2"))
+SECURED = ",tls.enabled=true,tls.issuer.name=test"
 BATCH = int(os.environ.get("QMQ_ROLL_OUT_BATCH", "20"))
 
 
-async def test_clients_see_no_error_of_a_rolling_upgrade_and_of_a_drained_node(own_etcd: EtcdProcess, tmp_path: Path) -> None:
+@pytest.mark.parametrize("values", ["", SECURED], ids=["plain", "secured"])
+async def test_clients_see_no_error_of_a_rolling_upgrade_and_of_a_drained_node(own_etcd: EtcdProcess, tmp_path: Path, values: str) -> None:
     hosts = {"etcd.test:2379": own_etcd.endpoint.removeprefix("http://")}
-    kubernetes = ProcessKubernetes(tmp_path, rendered("image.tag=first", *OPTIONS), NODES, hosts)
+    kubernetes = ProcessKubernetes(tmp_path, rendered(f"image.tag=first{values}", *OPTIONS), NODES, hosts)
     try:
         await kubernetes.rolled_out()
         server = ",".join(f"{address}:20880" for address in kubernetes.addresses("qmq-meta"))
-        work = Workload(server, "orders", tmp_path / "history.jsonl", producers=PRODUCERS, batch=BATCH)
+        orders = await enforce_rules(server, tmp_path / "authority") if values else None
+        work = Workload(server, "orders", tmp_path / "history.jsonl", producers=PRODUCERS, batch=BATCH, tls=orders)
         await work.start()
         begin_s = time.monotonic()
         await work.wait_for_acks(500, within_s=120.0)
 
         work.note("upgrade")
-        kubernetes.apply(rendered("image.tag=second", *OPTIONS))
+        kubernetes.apply(rendered(f"image.tag=second{values}", *OPTIONS))
         await kubernetes.rolled_out(within_s=600.0)
         await work.wait_for_acks(500, within_s=120.0)
 
@@ -58,3 +63,18 @@ async def test_clients_see_no_error_of_a_rolling_upgrade_and_of_a_drained_node(o
     assert [kubernetes.fewest_ready[group] for group in GROUPS] == [2, 2], "the budget's one, and never more, is away"
     assert kubernetes.killed == [], "every pod ends within its grace"
     assert kubernetes.restarts() == {}
+    assert "Traceback" not in kubernetes.logs()
+
+
+async def enforce_rules(server: str, authority: Path) -> qmq.Tls:
+    """Let one application use the subject, and nobody else anything. Returns its certificate."""
+    shown = {}
+    for kind, name in (("op", "admin"), ("app", "orders")):
+        made = issue(authority, name, kind)
+        shown[name] = qmq.Tls(authority / "ca.pem", made.cert, made.key)
+    async with qmq.connect(server, tls=shown["admin"]) as admin:
+        await admin.access.put_rule("op:admin", [], "cluster")
+        await admin.access.put_rule("app:orders", [], "subject", "orders")
+        await admin.access.put_rule("app:orders", [], "group", "*")
+        await admin.access.set_mode("enforce")
+    return shown["orders"]

@@ -30,7 +30,16 @@ class Workload:
     """
 
     def __init__(
-        self, server: str, subject: str, path: Path, *, producers: int = 2, consumers: int = 2, group: str = "g", batch: int = BATCH
+        self,
+        server: str,
+        subject: str,
+        path: Path,
+        *,
+        producers: int = 2,
+        consumers: int = 2,
+        group: str = "g",
+        batch: int = BATCH,
+        tls: qmq.Tls | None = None,
     ) -> None:
         self.server = server
         self.subject = subject
@@ -43,6 +52,7 @@ class Workload:
         self._values = itertools.count(1)
         self._counts = (producers, consumers)
         self._batch = batch
+        self._tls = tls
         self._clients: list[qmq.Client] = []
         self._producing: list[asyncio.Task[None]] = []
         self._consuming: list[asyncio.Task[None]] = []
@@ -61,7 +71,7 @@ class Workload:
             self._producing.append(asyncio.create_task(self._produce(f"p{number}", self._client())))
 
     def _client(self) -> qmq.Client:
-        client = qmq.connect(self.server)
+        client = qmq.connect(self.server, tls=self._tls)
         self._clients.append(client)
         return client
 
