@@ -124,7 +124,7 @@ class Dispatch:
         return failures_in(self._store, state.queue, state.reader)
 
     def pull(self, peer: Peer, request_id: int, request: wire.Pull, deadline_ms: int) -> None:
-        """Answer a PULL now, or when there are messages. Raises UnknownConsumer, MessagesExpired, LogDamaged."""
+        """Answer a PULL now, or when there are messages; waiting needs no turn. Raises UnknownConsumer, MessagesExpired, LogDamaged."""
         session = self._session(request.session, peer)
         if not 0 < request.messages_max <= limits.PULL_MESSAGES_MAX:
             raise InvalidArgument(f"messages_max of a pull is 1 to {limits.PULL_MESSAGES_MAX}, not {request.messages_max}")
@@ -140,7 +140,6 @@ class Dispatch:
         if not wait_ms and waiter in session.group.waiters:
             session.group.waiters.remove(waiter)
             self._answer_empty(waiter)
-        self._turns.schedule()
 
     def _wake_when_due(self, state: QueueGroup) -> None:
         """A pull waits: check again when the next requeued message is due."""

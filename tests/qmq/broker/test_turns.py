@@ -20,6 +20,7 @@ from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
 from qmq.log.store import Store
 from qmq.model import SubjectConfig
+from qmq.wire import frame_payloads as wire
 
 
 class Talker:
@@ -121,6 +122,24 @@ async def test_a_message_costs_one_turn_since_its_answer_leaves_with_it(store: S
         assert connection.flushed == connection.sent
         await asyncio.sleep(0)
         assert broker.turns.count == turns + 1
+
+
+async def test_a_pull_that_waits_takes_no_turn_and_leaves_the_producer_alone(store: Store) -> None:
+    broker = broker_on(store)
+    producer, consumer = Connection(broker, 1), Connection(broker, 2)
+    producer.talk()
+    await asyncio.sleep(0)
+    attached = broker.dispatch.attach(consumer, wire.Attach("s", 0, "g", "c", "1", -1, "latest", 30_000, [], []))
+    await asyncio.sleep(0)
+    for number in range(1, 6):
+        turns, received = broker.turns.count, consumer.flushed
+        broker.turns.begin_frames()
+        broker.dispatch.pull(consumer, number, wire.Pull(attached.session, 10, 1_000, 20_000), 0)
+        broker.turns.end_frames(consumer)
+        await asyncio.sleep(0)
+        assert broker.turns.count == turns
+        producer.talk()
+        assert (producer.flushed, consumer.flushed) == (producer.sent, received + 1), "in the producer's callback"
 
 
 async def test_an_answer_behind_the_last_step_of_a_turn_leaves_with_the_next(store: Store) -> None:
