@@ -52,11 +52,12 @@ VERSION: Final = 1
 _BODY_OF_ENVELOPE: Final = Struct("<IHHIIqqqqqI")
 _ENVELOPE: Final = Struct("<IHHIIqqqqqII")
 _SENT: Final = Struct("<IHHII")
+_UNPLACED: Final = Struct("<IHHII48x")
+"""The envelope before a master has placed the batch."""
 _TOTAL: Final = Struct("<I")
 _TOTAL_AT: Final = 8
 ENVELOPE_BYTES: Final = _ENVELOPE.size
 BATCH_BYTES_MIN: Final = ENVELOPE_BYTES + REGION_BYTES + ALIGN
-_UNPLACED: Final = bytes(ENVELOPE_BYTES - _SENT.size)
 
 
 class Kind(IntEnum):
@@ -137,7 +138,7 @@ def sent_envelope(region: bytes) -> bytes:
     total = ENVELOPE_BYTES + len(region)
     if total > limits.BATCH_BYTES_MAX:
         raise MessageTooLarge(f"the batch has {total} bytes; the limit is {limits.BATCH_BYTES_MAX}: send fewer at once")
-    return _SENT.pack(MAGIC, VERSION, Kind.DATA, total, crc32c(region)) + _UNPLACED
+    return _UNPLACED.pack(MAGIC, VERSION, Kind.DATA, total, crc32c(region))
 
 
 def place(

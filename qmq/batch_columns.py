@@ -28,6 +28,8 @@ ALIGN: Final = 8
 REGION: Final = Struct("<QQIIqIIIHBB")
 REGION_BYTES: Final = REGION.size
 _FLAGS_AT: Final = 16
+ONE_ITEM: Final = Struct("<ii")
+"""The offsets of a single item."""
 
 
 class Column(IntFlag):
@@ -134,6 +136,8 @@ def padded(data: bytes) -> bytes:
 
 def offsets(items: Sequence[bytes]) -> bytes:
     """The buffer that says where each item begins."""
+    if len(items) == 1:
+        return ONE_ITEM.pack(0, len(items[0]))
     return padded(pack(f"<{len(items) + 1}i", *accumulate(map(len, items), initial=0)))  # an array would convert the numbers one by one
 
 
@@ -159,7 +163,8 @@ def _header_buffers(headers: list[Mapping[str, bytes]]) -> list[bytes]:
 
 def optional_buffers(columns: Columns) -> tuple[int, list[bytes]]:
     """(the columns that are present, their buffers in order), without the bodies."""
-    flags, buffers = 0, list[bytes]()
+    flags = 0
+    buffers: list[bytes] = []
     if columns.create_deltas is not None:
         flags |= Column.CREATE_DELTA
         buffers.append(padded(array("I", columns.create_deltas).tobytes()))

@@ -16,7 +16,7 @@ from qmq_ordering.route import LpRange
 
 from qmq import limits, targeted
 from qmq.batch import BATCH_BYTES_MIN, ENVELOPE_BYTES, sent_sizes
-from qmq.batch_columns import REGION_BYTES, Layout, RegionHeader, check_region, int_column, parse_header, tag_bloom
+from qmq.batch_columns import ONE_ITEM, REGION_BYTES, Layout, RegionHeader, check_region, int_column, parse_header, tag_bloom
 from qmq.compression import Compression
 from qmq.errors import CorruptBatch, InvalidArgument, MessageTooLarge, OrderMismatch
 from qmq.log.batch_filter import logical_partitions
@@ -177,7 +177,10 @@ def _last(region: bytes, at: int, count: int) -> int:
 
 def _check_offsets(region: bytes, at: int, count: int, end: int, *, exact: bool = False) -> int:
     """Offsets begin at 0, never decrease, and end at (or before) `end`. Returns the longest item. Raises CorruptBatch."""
-    if count < _VECTOR_MIN:
+    if count == 1:
+        first, last = ONE_ITEM.unpack_from(region, at)
+        shortest = longest = last - first
+    elif count < _VECTOR_MIN:
         marks = unpack_from(f"<{count + 1}i", region, at)
         lengths = [b - a for a, b in pairwise(marks)]
         first, last, shortest, longest = marks[0], marks[-1], min(lengths, default=0), max(lengths, default=0)

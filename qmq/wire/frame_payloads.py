@@ -403,10 +403,9 @@ def unpack_produced(payload: memoryview | bytes) -> list[Produced]:
 
 def unpack_one_produced(payload: memoryview | bytes) -> Produced:
     """The answer to a PRODUCE of one batch. Raises ProtocolViolation."""
-    results = unpack_produced(payload)
-    if len(results) != 1:
-        raise ProtocolViolation(f"PRODUCED answers one batch with {len(results)}")
-    return results[0]
+    if len(payload) != _PRODUCED.size:
+        raise ProtocolViolation(f"PRODUCED answers one batch with {len(payload)} bytes, not {_PRODUCED.size}")
+    return Produced._make(_PRODUCED.unpack(payload))
 
 
 def pack_pull(pull: Pull) -> bytes:

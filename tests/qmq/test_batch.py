@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from qmq import limits
 from qmq.batch import ENVELOPE_BYTES, BatchView, Kind, encode, place, sent_sizes
-from qmq.batch_columns import Columns, tag_bloom, tag_hash
+from qmq.batch_columns import Columns, offsets, tag_bloom, tag_hash
 from qmq.compression import Compression
 from qmq.errors import CorruptBatch, InvalidArgument, MessageTooLarge
 
@@ -55,6 +55,11 @@ def test_every_column_comes_back_as_it_went_in(messages: list, compression: Comp
     assert view.create_times_ms() == [50 + (delta if which & 8 else 0) for delta in deltas]
     assert (view.subject, view.base_sequence, view.envelope.epoch, view.envelope.index) == ("s", 100, 3, 9)
     assert view.header.producer_id == 2**64 - 1
+
+
+@given(st.binary(max_size=50), st.binary(max_size=50))
+def test_the_offsets_of_one_item_are_those_that_longer_columns_begin_with(item: bytes, other: bytes) -> None:
+    assert offsets([item]) == offsets([item, other])[:8]
 
 
 def test_a_lone_small_message_takes_136_bytes() -> None:
