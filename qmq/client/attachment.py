@@ -166,7 +166,8 @@ class Attachment:
             self._sessions.failed(failure)
         else:
             self.want = prefetch_limits.grown(self.want, asked, got, self._calls.prefetch())
-            self._calls.pull_more()
+            # The application gets its messages first; the pull still leaves in this round.
+            self._links.round.at_end(self._calls.pull_more)
 
     def _take_delivery(self, payload: memoryview, asked: ConsumerSession) -> int:
         session, pull, ranges, batch_count, at = wire.unpack_delivery(payload)

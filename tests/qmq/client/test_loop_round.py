@@ -52,6 +52,22 @@ def test_an_awaited_send_takes_one_round_of_the_loop_at_each_end(tmp_path: Path)
     assert 2 * SENDS <= taken < 3 * SENDS, "flushes and timers add some; a hop over call_soon at either end would add 300"
 
 
+async def test_the_application_gets_a_message_before_the_next_pull_is_prepared(tmp_path: Path) -> None:
+    async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq, mq.consumer("s", "g") as consumer:
+        await consumer.join()
+
+        async def take() -> int:
+            await anext(consumer)
+            return consumer._attachments[0].asked
+
+        for _ in range(3):
+            taking = asyncio.create_task(take())
+            await mq.send("s", b"x")
+            assert await taking == 0
+            await asyncio.sleep(0)  # until this round has ended, in which the receipt may have come, too
+            assert consumer._attachments[0].asked > 0
+
+
 async def test_a_task_continues_in_the_callback_that_ended_its_wait() -> None:
     loop_round, said = LoopRound(), list[str]()
     ticket = Ticket(loop_round)
