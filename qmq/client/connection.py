@@ -40,6 +40,9 @@ CLOSE_TIMEOUT_S: Final = 1.0
 
 OnAnswer = Callable[[Frame | QmqError], None]
 
+_PRODUCED: Final = int(FrameKind.PRODUCED)
+_ERROR: Final = int(FrameKind.ERROR)
+"""Plain numbers: reading an enum's member takes longer than comparing it."""
 _ANSWERS: Final[dict[int, int]] = {
     FrameKind.HELLO: FrameKind.WELCOME,
     FrameKind.PRODUCE: FrameKind.PRODUCED,
@@ -109,17 +112,17 @@ class Connection:
 
     def request(self, kind: int, on_answer: OnAnswer, *buffers: bytes, timeout_s: float, deadline_ms: int = 0) -> None:
         """Send a request with the next write; `on_answer` is called once, later."""
-        if not self.is_open:  # the connection may have ended since the caller checked it
+        stream = self.stream
+        if self._cause is not None or not stream.is_open:  # the connection may have ended since the caller checked it
             self.loop.call_soon(on_answer, self._ended_error(self._cause or "it was closed"))
             return
         number = self._take_number()
-        size = sum(map(len, buffers))
-        credit = size if _ANSWERS[kind] == FrameKind.PRODUCED else 0
+        size, answer = sum(map(len, buffers)), _ANSWERS[kind]
+        credit = size if answer == _PRODUCED else 0
         self.produce_bytes += credit
-        self._pending[number] = _Pending(on_answer, _ANSWERS[kind], self.loop.time() + timeout_s, timeout_s, credit)
-        head = frames.header(kind, number, size, deadline_ms)
-        if self.stream.put(head, *buffers):
-            self._round.write_at_end(self.stream)
+        self._pending[number] = _Pending(on_answer, answer, self.loop.time() + timeout_s, timeout_s, credit)
+        if stream.put(frames.header(kind, number, size, deadline_ms), *buffers):
+            self._round.write_at_end(stream)
 
     def tell(self, kind: int, payload: bytes) -> None:
         """Send a frame that has no answer, immediately: the process may end after this call."""
@@ -157,7 +160,7 @@ class Connection:
                 found = self._pop(each.request_id)
                 if found is not None:
                     self._answer(found, each)
-                elif each.kind == FrameKind.ERROR and each.request_id == 0:
+                elif each.kind == _ERROR and each.request_id == 0:
                     self._cause = wire.unpack_error(each.payload)
                     self.stream.close()
         finally:
@@ -171,7 +174,7 @@ class Connection:
 
     def _answer(self, found: _Pending, answer: Frame) -> None:
         try:
-            if answer.kind == FrameKind.ERROR:
+            if answer.kind == _ERROR:
                 found.on_answer(wire.unpack_error(answer.payload))
             elif answer.kind == found.answer:
                 found.on_answer(answer)

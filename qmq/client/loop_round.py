@@ -98,7 +98,8 @@ class LoopRound:
         if not waiter.is_done:
             waiter.is_done = True
             self._woken.append(waiter)
-            self._expect()
+            if not self._has_end:
+                self._expect()
 
     def wake_all(self, waiters: list[WaitingTask]) -> None:
         """Wake tasks at the end of the round, in this order."""
@@ -107,23 +108,25 @@ class LoopRound:
             if not waiter.is_done:
                 waiter.is_done = True
                 woken.append(waiter)
-        if woken:
+        if woken and not self._has_end:
             self._expect()
 
     def at_end(self, call: Callable[[], object]) -> None:
         """Call this at the end of the round, when tasks have run."""
         self._calls.append(call)
-        self._expect()
+        if not self._has_end:
+            self._expect()
 
     def write_at_end(self, stream: FrameStream) -> None:
         """Write the stream's collected bytes when the round ends."""
         self._streams.append(stream)
-        self._expect()
+        if not self._has_end:
+            self._expect()
 
     def _expect(self) -> None:
-        if not self._has_end:
-            self._has_end = True
-            asyncio.get_running_loop().call_soon(self._run)
+        """Schedule the end of the round. Callers check `_has_end` themselves: for a lone message it is set three times of four."""
+        self._has_end = True
+        asyncio.get_running_loop().call_soon(self._run)
 
     # --- the round -----------------------------------------------------------------------------------------------------
 
@@ -137,21 +140,30 @@ class LoopRound:
             self._run()
         else:
             self._has_end = False
-            self._plan_rest()
+            if self._woken or self._calls or self._streams:
+                self._expect()
 
     def _run(self) -> None:
         self._has_end = True
         try:
-            self._run_tasks()
+            if self._woken:
+                self._run_tasks()
             calls, self._calls = self._calls, []
             for call in calls:
-                self._guarded(call)
+                try:
+                    call()
+                except Exception as failure:
+                    self._report(call, failure)
             streams, self._streams = self._streams, []
             for stream in streams:
-                self._guarded(stream.flush)
+                try:
+                    stream.flush()
+                except Exception as failure:
+                    self._report(stream.flush, failure)
         finally:
             self._has_end = False
-            self._plan_rest()
+            if self._woken or self._calls or self._streams:
+                self._expect()
 
     def _run_tasks(self) -> None:
         woken, self._woken = self._woken, []
@@ -163,14 +175,7 @@ class LoopRound:
             self._woken[:0] = waiting
 
     @staticmethod
-    def _guarded(call: Callable[[], object]) -> None:
-        """Run a callback. If it fails, the others still run, and the event loop reports the failure."""
-        try:
-            call()
-        except Exception as failure:
-            said: dict[str, Any] = {"message": f"{call!r} failed at the end of a round", "exception": failure}
-            asyncio.get_running_loop().call_exception_handler(said)
-
-    def _plan_rest(self) -> None:
-        if self._woken or self._calls or self._streams:
-            self._expect()
+    def _report(call: Callable[[], object], failure: Exception) -> None:
+        """A callback failed: the others still run, and the event loop reports the failure."""
+        said: dict[str, Any] = {"message": f"{call!r} failed at the end of a round", "exception": failure}
+        asyncio.get_running_loop().call_exception_handler(said)

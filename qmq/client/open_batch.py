@@ -120,14 +120,14 @@ class OpenBatch:
         """(columns, create time of the first message in milliseconds since 1970)."""
         if not self._runs:
             self.stamp()
-        columns = Columns(self.bodies, self.keys, self.tags, self.headers)
-        columns.due_times_ms, columns.message_ids = self.due_times_ms, self.message_ids
+        columns = Columns(self.bodies, self.keys, self.tags, self.headers, None, self.message_ids, None, self.due_times_ms)
         if self._created is not None:
             columns.create_deltas, first_ms = self._created
             return columns, first_ms
-        first_ms = min(ms for _, ms in self._runs)
-        if len(self._runs) > 1:
-            columns.create_deltas = self._deltas(first_ms)
+        if len(self._runs) == 1:
+            return columns, self._runs[0][1]
+        first_ms = min([ms for _, ms in self._runs])
+        columns.create_deltas = self._deltas(first_ms)
         return columns, first_ms
 
     def _deltas(self, first_ms: int) -> list[int]:

@@ -231,7 +231,7 @@ class Producer(Backlog):
         batch = self._open.close(self._identity.next_sequence())
         batch.until = self._loop.time() + self._timeout_s
         self._taken(batch.size)
-        self._last_count = batch.count
+        self._last_count = len(batch.columns.bodies)
         self._open = OpenBatch(self._links.now_ns, self._links.round)
         if self._is_awake:
             self._open.stamp()
@@ -252,8 +252,9 @@ class Producer(Backlog):
 
     def _batch_stored(self, group: str, batch: Batch, produced: Produced) -> None:
         self._decided(batch.ticket, batch.size, None)
-        self._counters.stored(batch.count, batch.size, batch.attempts, self._loop.time() - batch.until + self._timeout_s)
-        self.stored_by_group[group] = self.stored_by_group.get(group, 0) + batch.count
+        count = batch.count
+        self._counters.stored(count, batch.size, batch.attempts, self._loop.time() - batch.until + self._timeout_s)
+        self.stored_by_group[group] = self.stored_by_group.get(group, 0) + count
         batch.ticket.resolve(self._receipt(group, batch, produced))
 
     def _receipt(self, group: str, batch: Batch, produced: Produced) -> BatchReceipt:
