@@ -95,10 +95,9 @@ class DelayedReceipt(Receipt):
 
 @dataclass(slots=True, unsafe_hash=True)
 class BatchReceipt:
-    """A stored batch: its messages have consecutive sequences from `base_sequence` on. Do not change it.
+    """A stored batch: its messages have consecutive sequences from `base_sequence` on. Do not change it."""
 
-    Not frozen: a frozen dataclass sets each field by a function call, and that took a tenth of the client's own time for a lone message.
-    """
+    # Not frozen: a frozen dataclass sets each field by a function call, which took a tenth of the client's own time for a lone message.
 
     subject: str
     partition: int
