@@ -177,6 +177,7 @@ def _last(region: bytes, at: int, count: int) -> int:
 
 def _check_offsets(region: bytes, at: int, count: int, end: int, *, exact: bool = False) -> int:
     """Offsets begin at 0, never decrease, and end at (or before) `end`. Returns the longest item. Raises CorruptBatch."""
+    longest: int
     if count == 1:
         first, last = ONE_ITEM.unpack_from(region, at)
         shortest = longest = last - first
