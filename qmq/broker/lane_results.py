@@ -2,8 +2,9 @@
 
 A lane that covers its whole partition needs only the index for batches of which nothing is done: it gets them whole. For any other
 lane or batch the columns of logical partitions are read as vectors, and the lane gets its own runs. Whole batches are sent in any case,
-because their checksum is the producer's; ranges say which messages are meant. A pull that has half of what it asked for ends before a
-batch that it would cut, because the rest of the batch would need all of it again.
+because their checksum is the producer's; ranges say which messages are meant. A pull therefore ends between two batches, so that no batch
+is sent twice: it gets a last batch entirely if there is room for more than half of its messages, and otherwise ends before it. It cuts
+only a first batch that is at least twice as long as the pull.
 """
 
 from __future__ import annotations
@@ -68,10 +69,8 @@ class LaneResultReader:
             if found.delivery.messages >= messages_max or found.delivery.bytes >= bytes_max or read >= _READ_BYTES_MAX:
                 break
             is_all = self._is_all(entry, found.next_sequence)
-            if is_all and _would_cut(entry, found.delivery.messages, messages_max):
-                break
             read += 0 if is_all else entry.total_bytes
-            self._take(entry, found, messages_max)
+            self._take(entry, found, messages_max, is_all=is_all)
             if found.next_sequence < entry.next_sequence:
                 break
         return found
@@ -92,19 +91,24 @@ class LaneResultReader:
         first = max(sequence, entry.base_sequence)
         return all(each.has_none_done(first, entry.next_sequence) for each in self._share.progress)
 
-    def _take(self, entry: IndexEntry, found: LaneRange, messages_max: int) -> None:
+    def _take(self, entry: IndexEntry, found: LaneRange, messages_max: int, *, is_all: bool) -> None:
+        """Add what the pull gets of a batch."""
         first = max(found.next_sequence, entry.base_sequence)
-        room = messages_max - found.delivery.messages
-        if self._is_all(entry, first):
-            count = min(entry.next_sequence - first, room)
-            found.delivery.add(PulledRange(entry, first, count, 1))
-            found.next_sequence = first + count
+        if is_all:
+            taken = _part(entry.next_sequence - first, found.delivery.messages, messages_max)
+            if taken:
+                found.delivery.add(PulledRange(entry, first, taken, 1))
+                found.next_sequence = first + taken
             return
-        wanted = np.flatnonzero(self._mask(entry, first))[:room] + entry.base_sequence
-        for begin, end in _runs(wanted):
+        wanted = np.flatnonzero(self._mask(entry, first)) + entry.base_sequence
+        taken = _part(len(wanted), found.delivery.messages, messages_max)
+        for begin, end in _runs(wanted[:taken]):
             for a, b, attempt in self._by_attempt(begin, end):
                 found.delivery.add(PulledRange(entry, a, b - a, attempt))
-        found.next_sequence = int(wanted[-1]) + 1 if len(wanted) == room else entry.next_sequence
+        if taken == len(wanted):
+            found.next_sequence = entry.next_sequence
+        elif taken:
+            found.next_sequence = int(wanted[taken - 1]) + 1
 
     def _mask(self, entry: IndexEntry, first: int) -> npt.NDArray[np.bool_]:
         """Which messages of a batch, from sequence `first` on, are the lane's and not done."""
@@ -138,9 +142,14 @@ class LaneResultReader:
             yield a, b, 1 + failures.get(a, 0)
 
 
-def _would_cut(entry: IndexEntry, messages: int, messages_max: int) -> bool:
-    """Whether a pull that has half of what it asked for would get only a part of this batch. The next pull would get the batch again."""
-    return messages * 2 >= messages_max and messages + entry.next_sequence - entry.base_sequence > messages_max
+def _part(count: int, messages: int, messages_max: int) -> int:
+    """How many of a batch's `count` messages a pull gets that has `messages` and asked for `messages_max`: all, or none. A batch that is at
+    least twice as long as the pull is cut, if it is the first.
+    """
+    room = messages_max - messages
+    if count < 2 * room:
+        return count
+    return 0 if messages else room
 
 
 def _runs(sequences: npt.NDArray[np.int64]) -> list[tuple[int, int]]:

@@ -230,9 +230,10 @@ class Client(OutboxClient, ListenerApi, BrowsingClient):
         A new group begins at `start`. `gate` says when the group reads the next version of the route: "lanes" for each range of keys as
         soon as the range is finished, "strict" when the whole change is; "" leaves the group's gate as it is. A failed message is tried
         again after `retry_delays_s`; with `on_failure="block"` (default) its lane waits, with "park" only its key, which is parked after
-        `attempts_max` failures. At most `prefetch` messages and `prefetch_bytes` bytes are unsettled at once, divided among the lanes.
-        `lease_ms` is how long the consumer may be silent before its lanes go to others. Raises InvalidName, InvalidArgument, ClientClosed;
-        reading raises MessagesExpired.
+        `attempts_max` failures. At most `prefetch` messages and `prefetch_bytes` bytes are unsettled at once, divided among the lanes; the
+        last batch of a lane may exceed its part. `lease_ms` is how long the consumer may be silent before its lanes go to others.
+
+        Raises InvalidName, InvalidArgument, ClientClosed; reading raises MessagesExpired.
         """
         self._check_open()
         consumer = self._make_ordered_consumer(

@@ -155,12 +155,13 @@ async def test_a_lane_in_small_pulls_misses_and_repeats_nothing(tmp_path: Path) 
         assert small == (await it.pull(lane))[1]
 
 
-async def test_a_pull_that_has_half_of_what_it_asked_for_cuts_no_batch(tmp_path: Path) -> None:
+async def test_a_pull_cuts_a_batch_only_if_that_is_twice_as_long_as_the_pull(tmp_path: Path) -> None:
     async with world(tmp_path) as it:
         for number, count in enumerate((4, 6, 8)):
             await it.produce([b"k"] * count, number=number)
         lane = await it.attach()
-        for messages_max, batches, messages in ((3, 1, 3), (8, 1, 4), (9, 2, 9), (10, 2, 10), (13, 2, 10), (18, 3, 18), (30, 3, 18)):
+        asked = ((1, 1, 1), (2, 1, 2), (3, 1, 4), (7, 1, 4), (8, 2, 10), (14, 2, 10), (15, 3, 18), (30, 3, 18))
+        for messages_max, batches, messages in asked:
             delivery, got = await it.pull(lane, 0, messages_max=messages_max)
             assert (delivery.batches, [each.sequence for each in got]) == (batches, list(range(messages)))
             assert delivery.next_sequence == messages
