@@ -18,14 +18,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import ordersim.bugs
 import sim.bugs
 from sim.traces import trace
+from specs import ordering_traces, replication_traces
 from specs.ordered_run import an_ordered_run
-from specs.ordering_traces import check_observations, traced
-from specs.replication_traces import OUTSIDE, check_replicas
+from specs.ordering_traces import NEEDS, check_observations, traced
+from specs.replication_traces import check_replicas
 from specs.trace_checker import TraceVerdict
 from specs.traced_replicas import a_replicated_run
 
 Record = Callable[..., Any]
-"""Records a trace: of a seed, of so many lines, of a planted bug."""
+"""Records a trace: of a seed, of so many lines, of a planted bug, with the plan that a bug of this name needs."""
 
 
 def main() -> int:
@@ -51,7 +52,7 @@ def main() -> int:
         if options.bugs:
             bugs: Mapping[str, Any] = ordersim.bugs.BUGS if options.ordering else sim.bugs.BUGS
             chosen = {name: bug for name, bug in bugs.items() if options.only in name}
-            return hunt(chosen, seeds, lambda seed, bug: record(seed, options.lines, bug), lambda found: check(found, Path(folder)))
+            return hunt(chosen, seeds, lambda *args: record(args[0], options.lines, *args[1:]), lambda found: check(found, Path(folder)))
         begun, lines, refused = time.monotonic(), 0, 0
         verdicts = pool.map(lambda seed: check(record(seed, options.lines, None), Path(folder) / f"{seed}"), seeds)
         for seed, verdict in zip(seeds, verdicts, strict=True):
@@ -63,12 +64,12 @@ def main() -> int:
     return 1 if refused else 0
 
 
-def _replication(seed: int, lines_max: int, bug: Any) -> Any:
+def _replication(seed: int, lines_max: int, bug: Any, _: str = "") -> Any:
     return trace(seed, lines_max, bug)
 
 
-def _ordering(seed: int, lines_max: int, bug: Any) -> Any:
-    return traced(seed, lines_max, bug).found
+def _ordering(seed: int, lines_max: int, bug: Any, needing: str = "") -> Any:
+    return traced(seed, lines_max, bug, NEEDS.get(needing)).found
 
 
 def _real_replication(*_: Any) -> Any:
@@ -79,18 +80,20 @@ def _real_ordering(*_: Any) -> Any:
     return asyncio.run(an_ordered_run()).found
 
 
-def hunt(bugs: Mapping[str, Any], seeds: range, record: Callable[[int, Any], Any], check: Callable[[Any], TraceVerdict]) -> int:
+def hunt(bugs: Mapping[str, Any], seeds: range, record: Callable[[int, Any, str], Any], check: Callable[[Any], TraceVerdict]) -> int:
     """Print the first seed at which each planted bug is refused. Only traces that differ from the program's own are judged."""
-    own = cache(lambda seed: record(seed, None))
+    own = cache(lambda seed, needing: record(seed, None, needing))
+    left_out = {**replication_traces.OUTSIDE, **ordering_traces.OUTSIDE}
     for name, bug in bugs.items():
-        if name in OUTSIDE:
-            print(f"{name}: outside the specification ({OUTSIDE[name]})")
+        if name in left_out:
+            print(f"{name}: outside the specification ({left_out[name]})")
             continue
+        needing = name if name in NEEDS else ""
         allowed: list[int] = []
         refused = ""
         for seed in seeds:
-            found = record(seed, bug)
-            if found == own(seed):
+            found = record(seed, bug, needing)
+            if found == own(seed, needing):
                 continue
             verdict = check(found)
             if not verdict.is_accepted:

@@ -5,7 +5,8 @@
    A key stands for its logical partition. A physical partition is a committed log (Replication.tla is about how a broker group has one) and
    what its master accepted and did not commit yet. There is one producer and one group; `unknown` is "resend", the gate is "lanes".
 
-   Left out, because they do not concern order or are tested elsewhere: time, retention, parked keys, sessions of producers, resets. *)
+   Left out, because they do not concern order or are tested elsewhere: time, retention, replays of parked keys, sessions of producers,
+   resets. *)
 EXTENDS Naturals, Sequences, FiniteSets, TLC
 
 CONSTANTS
@@ -13,7 +14,8 @@ CONSTANTS
     MaxMessages,   \* limits of the model: messages of each key,
     MaxPartition,  \* physical partitions ever,
     MaxFences,     \* partitions that may be out of reach,
-    MaxToken       \* grants of each lane
+    MaxToken,      \* grants of each lane,
+    MaxParked      \* keys that may be parked
 
 Partitions == 1..MaxPartition
 
@@ -35,12 +37,15 @@ VARIABLES
     lanes,         \* of each partition and key: who has the lane, and the number of the grant
     hands,         \* of each consumer and key: the message that it has, with the token of the grant
     seen,          \* messages that a handler of the group has seen
-    overtaken      \* whether the group saw a message for the first time after a newer one of its key
+    overtaken,     \* whether the group saw a message for the first time after a newer one of its key, or after an older one was set aside
+    parked,        \* of each partition and key: whether the key is parked there
+    aside          \* messages that were set aside with their keys
 
 store == <<routes, change, fences>>
 brokers == <<logs, accepted, up, lease>>
 producer == <<known, waiting, outstanding, made, acked>>
-group == <<frontier, done, lanes, hands, seen, overtaken>>
+parking == <<parked, aside>>
+group == <<frontier, done, lanes, hands, seen, overtaken, parking>>
 vars == <<store, brokers, producer, group>>
 
 Message == [key : Keys, number : 1..MaxMessages]
@@ -73,6 +78,8 @@ Begin(route) ==
     /\ hands = [c \in Consumers |-> [k \in Keys |-> Empty]]
     /\ seen = {}
     /\ overtaken = FALSE
+    /\ parked = [pp \in Partitions |-> [k \in Keys |-> FALSE]]
+    /\ aside = {}
 
 Init == Begin([k \in Keys |-> 1])
 
@@ -232,33 +239,37 @@ Attach(c, k) ==
     /\ lanes[pp][k].holder = Nobody
     /\ lanes[pp][k].token < MaxToken
     /\ lanes' = [lanes EXCEPT ![pp][k] = [holder |-> c, token |-> @.token + 1]]
-    /\ UNCHANGED <<store, brokers, producer, frontier, done, hands, seen, overtaken>>
+    /\ UNCHANGED <<store, brokers, producer, frontier, done, hands, seen, overtaken, parking>>
 
 (* The lease of the lane ended; its consumer need not know it. *)
 Revoke(pp, k) ==
     /\ lanes[pp][k].holder # Nobody
     /\ lanes' = [lanes EXCEPT ![pp][k].holder = Nobody]
-    /\ UNCHANGED <<store, brokers, producer, frontier, done, hands, seen, overtaken>>
+    /\ UNCHANGED <<store, brokers, producer, frontier, done, hands, seen, overtaken, parking>>
 
 Of(pp, k) == {pos \in DOMAIN logs[pp] : logs[pp][pos] = Command \/ logs[pp][pos].key = k}
 Rest(pp, k) == {pos \in Of(pp, k) : pos > done[pp][k]}
 First(positions) == CHOOSE pos \in positions : \A other \in positions : pos <= other
 
+(* The consumer knows whether the key is parked. *)
 Pull(c, pp, k) ==
     /\ hands[c][k] = Empty
     /\ lanes[pp][k].holder = c
     /\ Rest(pp, k) # {}
-    /\ hands' = [hands EXCEPT ![c][k] = [pos |-> First(Rest(pp, k)), pp |-> pp, token |-> lanes[pp][k].token]]
-    /\ UNCHANGED <<store, brokers, producer, frontier, done, lanes, seen, overtaken>>
+    /\ hands' = [hands EXCEPT ![c][k] = [pos |-> First(Rest(pp, k)), pp |-> pp, token |-> lanes[pp][k].token, aside |-> parked[pp][k]]]
+    /\ UNCHANGED <<store, brokers, producer, frontier, done, lanes, seen, overtaken, parking>>
 
 Handle(c, k) ==
     LET m == logs[hands[c][k].pp][hands[c][k].pos] IN
     /\ hands[c][k] # Empty
     /\ m # Command
     /\ m \notin seen
+    /\ ~hands[c][k].aside
     /\ seen' = seen \union {m}
-    /\ overtaken' = (overtaken \/ \E other \in seen : other.key = m.key /\ other.number > m.number)
-    /\ UNCHANGED <<store, brokers, producer, frontier, done, lanes, hands>>
+    /\ overtaken' = \/ overtaken
+                    \/ \E other \in seen : other.key = m.key /\ other.number > m.number
+                    \/ \E other \in aside \ seen : other.key = m.key /\ other.number < m.number
+    /\ UNCHANGED <<store, brokers, producer, frontier, done, lanes, hands, parking>>
 
 (* The next message of the key was pulled too. A consumer does not wait for the verdict to count, nor does it know that the lane is lost. *)
 GoOn(c, k) ==
@@ -269,14 +280,27 @@ GoOn(c, k) ==
     /\ logs[h.pp][h.pos] \in seen
     /\ later # {}
     /\ hands' = [hands EXCEPT ![c][k].pos = First(later)]
-    /\ UNCHANGED <<store, brokers, producer, frontier, done, lanes, seen, overtaken>>
+    /\ UNCHANGED <<store, brokers, producer, frontier, done, lanes, seen, overtaken, parking>>
 
 (* The verdict counts with the token of the present grant only, for the message and those of the key before it. *)
 Settle(c, k) ==
     LET h == hands[c][k] IN
     /\ h # Empty
-    /\ logs[h.pp][h.pos] = Command \/ logs[h.pp][h.pos] \in seen
+    /\ logs[h.pp][h.pos] = Command \/ (logs[h.pp][h.pos] \in seen /\ ~h.aside)
     /\ lanes[h.pp][k] = [holder |-> c, token |-> h.token]
+    /\ done' = [done EXCEPT ![h.pp][k] = h.pos]
+    /\ hands' = [hands EXCEPT ![c][k] = Empty]
+    /\ UNCHANGED <<store, brokers, producer, frontier, lanes, seen, overtaken, parking>>
+
+(* The handler failed, or the key is parked already: the message is set aside, and those of the key that follow will be. *)
+Park(c, k) ==
+    LET h == hands[c][k] IN
+    /\ h # Empty
+    /\ logs[h.pp][h.pos] # Command
+    /\ lanes[h.pp][k] = [holder |-> c, token |-> h.token]
+    /\ parked[h.pp][k] \/ Cardinality({key \in Keys : \E pp \in Partitions : parked[pp][key]} \union {k}) <= MaxParked
+    /\ parked' = [parked EXCEPT ![h.pp][k] = TRUE]
+    /\ aside' = aside \union {logs[h.pp][h.pos]}
     /\ done' = [done EXCEPT ![h.pp][k] = h.pos]
     /\ hands' = [hands EXCEPT ![c][k] = Empty]
     /\ UNCHANGED <<store, brokers, producer, frontier, lanes, seen, overtaken>>
@@ -284,16 +308,28 @@ Settle(c, k) ==
 Drop(c, k) ==
     /\ hands[c][k] # Empty
     /\ hands' = [hands EXCEPT ![c][k] = Empty]
-    /\ UNCHANGED <<store, brokers, producer, frontier, done, lanes, seen, overtaken>>
+    /\ UNCHANGED <<store, brokers, producer, frontier, done, lanes, seen, overtaken, parking>>
 
 (* Nothing has to be done in a partition that never had a message. *)
 IsFinished(pp, k) == IsSealed(pp) /\ (done[pp][k] = Len(logs[pp]) \/ logs[pp] = <<Command>>)
 
+(* Before the group leaves a partition, the keys that are parked there are parked in the next one. Its reader attaches again. *)
+Inherit(k) ==
+    LET pp == routes[frontier[k] + 1][k] IN
+    /\ frontier[k] < Latest
+    /\ IsFinished(Reads(k), k)
+    /\ parked[Reads(k)][k]
+    /\ ~parked[pp][k]
+    /\ parked' = [parked EXCEPT ![pp][k] = TRUE]
+    /\ lanes' = [lanes EXCEPT ![pp][k].holder = Nobody]
+    /\ UNCHANGED <<store, brokers, producer, frontier, done, hands, seen, overtaken, aside>>
+
 Advance(k) ==
     /\ frontier[k] < Latest
     /\ routes[frontier[k] + 1][k] = Reads(k) \/ IsFinished(Reads(k), k)
+    /\ parked[Reads(k)][k] => parked[routes[frontier[k] + 1][k]][k]
     /\ frontier' = [frontier EXCEPT ![k] = @ + 1]
-    /\ UNCHANGED <<store, brokers, producer, done, lanes, hands, seen, overtaken>>
+    /\ UNCHANGED <<store, brokers, producer, done, lanes, hands, seen, overtaken, parking>>
 
 ------------------------------------------------------------------------------
 Next ==
@@ -304,14 +340,15 @@ Next ==
         \/ Seal(pp) \/ Fence(pp) \/ Accept(pp) \/ Commit(pp) \/ GoAway(pp) \/ LoseLease(pp) \/ ComeBack(pp)
         \/ Answered(pp) \/ Refused(pp) \/ GiveUp(pp)
         \/ \E k \in Keys : Revoke(pp, k) \/ \E c \in Consumers : Pull(c, pp, k)
-    \/ \E k \in Keys : Make(k) \/ Send(k) \/ Advance(k) \/ \E c \in Consumers : Attach(c, k) \/ Handle(c, k) \/ GoOn(c, k) \/ Settle(c, k) \/ Drop(c, k)
+    \/ \E k \in Keys : Make(k) \/ Send(k) \/ Inherit(k) \/ Advance(k)
+    \/ \E k \in Keys, c \in Consumers : Attach(c, k) \/ Handle(c, k) \/ GoOn(c, k) \/ Settle(c, k) \/ Park(c, k) \/ Drop(c, k)
 
 Spec == Init /\ [][Next]_vars
 
 ------------------------------------------------------------------------------
 (* What must be true. *)
 
-(* The group never sees a message that is new to it after a newer one of its key. *)
+(* The group never sees a message that is new to it after a newer one of its key, or while an older one of its key is set aside. *)
 Order == ~overtaken
 
 (* A key's messages over all versions, in the order in which a group reads them. *)
@@ -335,12 +372,12 @@ StoredOnce ==
 (* An acknowledged message is where the group will read it. *)
 NothingLost == \A m \in acked : m \in Elements(Read(m.key, Latest))
 
-(* What the group has passed, it has seen. *)
+(* What the group has passed, it has seen or set aside. *)
 NothingSkipped ==
     \A k \in Keys :
         LET passed == {routes[v][k] : v \in 1..(frontier[k] - 1)} \ {Reads(k)} IN
-        /\ \A pp \in passed : \A m \in Elements(logs[pp]) \ {Command} : m.key = k => m \in seen
-        /\ \A pos \in 1..done[Reads(k)][k] : logs[Reads(k)][pos] # Command /\ logs[Reads(k)][pos].key = k => logs[Reads(k)][pos] \in seen
+        /\ \A pp \in passed : \A m \in Elements(logs[pp]) \ {Command} : m.key = k => m \in seen \union aside
+        /\ \A pos \in 1..done[Reads(k)][k] : logs[Reads(k)][pos] # Command /\ logs[Reads(k)][pos].key = k => logs[Reads(k)][pos] \in seen \union aside
 
 (* A sealed partition ends with its command message. *)
 SealedForEver == \A pp \in Partitions : \A i \in DOMAIN logs[pp] : logs[pp][i] = Command => i = Len(logs[pp])

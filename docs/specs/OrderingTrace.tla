@@ -17,12 +17,22 @@ M(l) == [key |-> l.k, number |-> l.n]
 (* A message that is stored at a place. *)
 IsStored(l) == l.pos \in DOMAIN logs[l.pp] /\ logs[l.pp][l.pos] = M(l) /\ UNCHANGED vars
 
+(* A handler gets a message only while its consumer has the lane: by the consumer's clock the lease ends before the broker ends it. The
+   specification does not need this, as a verdict without the lane does not count. *)
+IsGiven(l) ==
+    LET h == hands[l.c][l.k] IN
+    /\ h.pos = l.pos
+    /\ h.pp = l.pp
+    /\ ~h.aside
+    /\ lanes[l.pp][l.k].holder = l.c
+    /\ UNCHANGED vars
+
 Take(l) ==
-    CASE l.do = "Prepare" -> Prepare(l.keys, l.next)
+    CASE l.do = "Prepare" -> Prepare(l.keys, l.next) /\ Latest + 1 = l.version
       [] l.do = "Seal" -> Seal(l.pp) /\ Len(logs'[l.pp]) = l.pos
       [] l.do = "IsSealed" -> IsSealed(l.pp) /\ Len(logs[l.pp]) = l.pos /\ UNCHANGED vars
       [] l.do = "Fence" -> Fence(l.pp)
-      [] l.do = "AllClosed" -> AllClosed
+      [] l.do = "AllClosed" -> AllClosed /\ Latest + 1 = l.version
       [] l.do = "Publish" -> Publish /\ routes'[Len(routes')] = l.route
       [] l.do = "Accept" -> Accept(l.pp) /\ accepted'[l.pp][Len(accepted'[l.pp])] = M(l)
       [] l.do = "Commit" -> Commit(l.pp) /\ Len(logs'[l.pp]) = l.pos /\ logs'[l.pp][l.pos] = M(l)
@@ -40,11 +50,13 @@ Take(l) ==
       [] l.do = "Revoke" -> Revoke(l.pp, l.k)
       [] l.do = "Pull" -> Pull(l.c, l.pp, l.k)
       [] l.do = "GoOn" -> GoOn(l.c, l.k) /\ hands'[l.c][l.k].pos = l.pos
-      [] l.do = "Has" -> hands[l.c][l.k].pos = l.pos /\ hands[l.c][l.k].pp = l.pp /\ UNCHANGED vars
+      [] l.do = "Has" -> IsGiven(l)
       [] l.do = "Handle" -> Handle(l.c, l.k) /\ hands[l.c][l.k].pos = l.pos /\ hands[l.c][l.k].pp = l.pp
       [] l.do = "IsSeen" -> logs[l.pp][l.pos] \in seen /\ UNCHANGED vars
       [] l.do = "Settle" -> Settle(l.c, l.k) /\ hands[l.c][l.k].pos = l.pos /\ hands[l.c][l.k].token = l.token
+      [] l.do = "Park" -> Park(l.c, l.k) /\ hands[l.c][l.k].pos = l.pos /\ hands[l.c][l.k].token = l.token
       [] l.do = "Drop" -> Drop(l.c, l.k)
+      [] l.do = "Inherit" -> Inherit(l.k) /\ parked'[l.pp][l.k] /\ ~parked[l.pp][l.k]
       [] l.do = "Advance" -> Advance(l.k) /\ frontier'[l.k] = l.version
       [] OTHER -> FALSE
 

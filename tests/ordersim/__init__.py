@@ -6,5 +6,5 @@ process has its own event loop on the world's clock (`loop`), so the simulator c
 delay if there is a majority; at a failover the next master opens the old log, cut at a random place after the committed entries.
 
 `ledger` reads the committed entries, and `checks` compares with it what producers and consumers were told. `nemesis` and `plan` draw the
-faults, `run` runs a seed, `story` prints one, `bugs` has the planted bugs.
+faults, `run` runs a seed, `story` prints one, `bugs` has the planted bugs. `tracer` and `traced` record what happens, for TLC.
 """

@@ -53,7 +53,8 @@ class Routes:
         for event in events:
             if event.now is None:
                 continue
-            self._simulation.tracer.put(event.key, event.now.value)
+            simulation = self._simulation
+            simulation.tracer.put(event.key, event.now.value, at_ms=simulation.world.now, has=simulation.etcd.items.__contains__)
             if event.key.startswith(FENCES):
                 self._fenced(event.key, event.now.value)
             elif event.key.startswith(self._prefix):

@@ -74,6 +74,10 @@ class Result:
 class Simulation:
     """One run. `folder` is for the brokers' files."""
 
+    checks_class: type[Checks] = Checks
+    ledger_class: type[Ledger] = Ledger
+    routes_class: type[Routes] = Routes
+
     def __init__(
         self, seed: int, folder: Path, *, plan: Plan | None = None, story: Story | None = None, tracer: Tracer | None = None
     ) -> None:
@@ -93,9 +97,9 @@ class Simulation:
         self._lives: Counter[str] = Counter()
         self.network = Network(self.world, self.plan)
         self.etcd = WatchedEtcd(self.world)
-        self.checks = Checks(self)
-        self.ledger = Ledger(self)
-        self.routes = Routes(self, SUBJECT)
+        self.checks = self.checks_class(self)
+        self.ledger = self.ledger_class(self)
+        self.routes = self.routes_class(self, SUBJECT)
         self.etcd.on_revision = self.routes.changed
         self.metaserver_names = tuple(f"m{number}" for number in range(1, self.plan.metaservers + 1))
         self.consumer_groups: dict[str, str] = dict.fromkeys(self.plan.groups, "earliest")
@@ -194,14 +198,7 @@ class Simulation:
         try:
             self._build()
             self.world.run(BOOT_MS)
-            for _ in range(self.plan.rounds):
-                self.round += 1
-                self.is_calm = self.network.is_calm = False
-                self.tell("", f"round {self.round}")
-                self.nemesis.begin()
-                self.world.run(self.world.now + ROUND_MS)
-                self._calm_down()
-            self.checks.survived()
+            self._rounds()
         except Violation as cause:
             failure = str(cause)
         except Exception as cause:
@@ -221,10 +218,26 @@ class Simulation:
             dict(self.faults),
         )
 
-    def _calm_down(self) -> None:
+    def _rounds(self) -> None:
+        for _ in range(self.plan.rounds):
+            self._begin_round()
+            self.world.run(self.world.now + ROUND_MS)
+            self._calm_down()
+        self.checks.survived()
+
+    def _begin_round(self) -> None:
+        self.round += 1
+        self.is_calm = self.network.is_calm = False
+        self.tell("", f"round {self.round}")
+        self.nemesis.begin()
+
+    def _heal(self) -> None:
         self.tell("", "everything is healed")
         self.is_calm = self.network.is_calm = True
         self.nemesis.end()
+
+    def _calm_down(self) -> None:
+        self._heal()
         self.world.run(self.world.now + 5_000)
         self.nemesis.end()
         self._stop_producers()
@@ -320,12 +333,13 @@ def simulate(
     plan: Plan | None = None,
     story: Story | None = None,
     tracer: Tracer | None = None,
+    simulation_class: type[Simulation] = Simulation,
 ) -> Result:
     """One seed's result. The same seed gives the same trace, always."""
     folder = Path(tempfile.mkdtemp(prefix="qmq-ordersim-", dir=_MEMORY if _MEMORY.is_dir() else None))
     try:
         with own_violations(), bug or nullcontext():
-            simulation = Simulation(seed, folder, plan=plan, story=story, tracer=tracer)
+            simulation = simulation_class(seed, folder, plan=plan, story=story, tracer=tracer)
             with _alone(seed, simulation):
                 return simulation.run()
     finally:

@@ -1,24 +1,24 @@
 """What can be seen of an ordered subject from outside, one observation after the other: records of the coordination store, committed
 entries, what the application sends and is told, and what handlers get. It reads the product's formats and judges nothing.
 
-A trace ends where its limit is reached, or before something that docs/specs/Ordering.tla leaves out: a parked key, a reset, a failed
-message, a second producer.
+A trace ends where its limit is reached, or before something that docs/specs/Ordering.tla leaves out: a replay of a parked key, a reset, a
+failed message, a second producer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from qmq_coordination.broker_groups import group_key
 from qmq_coordination.ordered_records import FENCES, ROUTES
 from qmq_ordering.frontier import GroupRecord
-from qmq_ordering.route import Change, LpRange, Phase, Route
+from qmq_ordering.route import FENCED, Change, LpRange, Phase, Route
 
 from qmq.batch import BatchView, Kind
 from qmq.log import command_messages
 from qmq.log.actions import (
     Action,
-    LaneBegin,
     LaneDone,
     LaneGrant,
     LaneInherit,
@@ -33,14 +33,14 @@ from qmq.log.envelopes import Entry, unwrap
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """A version was published, or is the first."""
+    """A version was published, or is the first. A record that is put once more is taken down once more."""
 
     route: Route
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """The record of a change has another phase."""
+    """A change was prepared, or called sealed: its record was put."""
 
     change: Change
 
@@ -48,6 +48,9 @@ class Changed:
 @dataclass(frozen=True, slots=True)
 class Fenced:
     partition: int
+    at_ms: int
+    is_led: bool
+    """Whether the store had the key of the group's master, which is under its lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,8 @@ class Stored:
     sequence: int
     key: bytes
     number: int
+    appended_ms: int
+    """When the master appended it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,24 @@ class Settled:
     partition: int
     token: int
     ranges: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A message was set aside with its key."""
+
+    partition: int
+    token: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inherited:
+    """These keys of a range are parked in the partition, as they are parked in the one before."""
+
+    partition: int
+    range: LpRange
+    keys: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +155,7 @@ class Handled:
 
 
 Observation = (
-    Routed | Changed | Fenced | Moved | Stored | Sealed | Granted | Released | Settled | Made | Acked | Given | Handled
+    Routed | Changed | Fenced | Moved | Stored | Sealed | Granted | Released | Settled | Parked | Inherited | Made | Acked | Given | Handled
 )  # fmt: skip
 
 
@@ -149,7 +172,7 @@ class Tracer:
         self._group = group
         self._limit = limit
         self._number_of = number_of
-        self._phases: dict[int, Phase] = {}
+        self._changes: dict[int, Change] = {}
         self._latest = 0
         self._published: set[int] = set()
         self._producer: object = None
@@ -166,12 +189,13 @@ class Tracer:
 
     # --- the coordination store ------------------------------------------------------------------------------------------
 
-    def put(self, key: str, value: bytes) -> None:
-        """A key has a new value. Keys of one transaction come in any order."""
+    def put(self, key: str, value: bytes, *, at_ms: int, has: Callable[[str], bool]) -> None:
+        """A key has a new value; `has` says whether the store has a key. Keys of one transaction come in any order."""
         if key.startswith(FENCES):
-            subject, _, number = key[len(FENCES) :].partition("/")[2].rpartition("/")
+            group, _, rest = key[len(FENCES) :].partition("/")
+            subject, _, number = rest.rpartition("/")
             if subject == self._subject:
-                self._add(Fenced(int(number)))
+                self._add(Fenced(int(number), at_ms, has(group_key(group, "master"))))
         elif key.startswith(self._prefix):
             what, _, name = key[len(self._prefix) :].partition("/")
             if what == "v":
@@ -182,6 +206,8 @@ class Tracer:
                 self._change(Change.decode(value))
             elif what == "latest":
                 self._latest = int(value)
+                if self._latest in self._published:
+                    self._add(Routed(self.routes[self._latest]))
                 self._publish()
             elif what == "g" and name == self._group:
                 self._move(GroupRecord.decode(value))
@@ -194,10 +220,11 @@ class Tracer:
             self._add(Routed(route))
 
     def _change(self, change: Change) -> None:
-        if self._phases.get(change.to_version) is not change.phase:
-            self._phases[change.to_version] = change.phase
-            if change.phase in (Phase.PREPARED, Phase.SEALED):
-                self._add(Changed(change))
+        before, self._changes[change.to_version] = self._changes.get(change.to_version), change
+        if before is not None and change == replace(before, sealed=change.sealed) and FENCED in before.sealed.values():
+            return  # where a fenced partition was sealed is known later
+        if change.phase in (Phase.PREPARED, Phase.SEALED):
+            self._add(Changed(change))
 
     def _move(self, record: GroupRecord) -> None:
         if not record.is_ready or record.start != "earliest":
@@ -219,7 +246,8 @@ class Tracer:
                 self._add(Sealed(view.header.partition, command_messages.read(view.region, view.base_sequence).sequence))
                 return
             for index, (key, body) in enumerate(zip(view.keys() or [], view.bodies(), strict=True)):
-                self._add(Stored(view.header.partition, view.base_sequence + index, key, self._number_of(body)))
+                sequence = view.base_sequence + index
+                self._add(Stored(view.header.partition, sequence, key, self._number_of(body), view.envelope.append_time_ms))
         elif kind == Kind.ACTIONS:
             for action in decode_actions(unwrap(entry.region)):
                 if isinstance(action, Action) and (action.subject, action.group) == (self._subject, self._group):
@@ -232,7 +260,11 @@ class Tracer:
             self._add(Released(action.partition, action.token))
         elif isinstance(action, LaneDone):
             self._add(Settled(action.partition, action.token, action.ranges))
-        elif isinstance(action, LanePark | LaneUnpark | LaneReset | LaneInherit) or (isinstance(action, LaneBegin) and action.sequence):
+        elif isinstance(action, LanePark):
+            self._add(Parked(action.partition, action.token, action.sequence))
+        elif isinstance(action, LaneInherit):
+            self._add(Inherited(action.partition, LpRange(action.first, action.end), tuple(key for _, key in action.keys)))
+        elif isinstance(action, LaneUnpark | LaneReset):
             self.stop(type(action).__name__)
 
     # --- the application -------------------------------------------------------------------------------------------------

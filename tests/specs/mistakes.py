@@ -165,6 +165,22 @@ ORDERING_MISTAKES: Final = (
         "\\A other \\in positions : pos >= other",
         {"MaxMessages": 2, "Keys": "{k}"},
     ),
+    Mistake(
+        "set a message aside without those that follow",
+        "Order",
+        14,
+        "    /\\ ~hands[c][k].aside\n",
+        "",
+        {"MaxMessages": 2, "MaxParked": 1, "Keys": "{k}"},
+    ),
+    Mistake(
+        "leave parked keys behind",
+        "Order",
+        24,
+        "    /\\ parked[Reads(k)][k] => parked[routes[frontier[k] + 1][k]][k]\n",
+        "",
+        {"MaxMessages": 2, "MaxParked": 1, "Keys": "{k}"},
+    ),
 )
 
 PLANTED: Final[tuple[tuple[Model, Mistake], ...]] = (

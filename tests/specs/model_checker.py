@@ -92,6 +92,7 @@ ORDERING: Final = Model(
         "MaxPartition": 2,
         "MaxFences": 0,
         "MaxToken": 1,
+        "MaxParked": 0,
     },
     symmetric=("Keys", "Consumers"),
     invariants=("Order", "StoredInOrder", "StoredOnce", "NothingLost", "NothingSkipped", "SealedForEver"),

@@ -2,7 +2,8 @@
 
 Between the observations it puts the actions that nobody can see, as late as possible: a message is sent and accepted where it is committed,
 a route is learned where a message needs it, a consumer pulls where a handler is given the message. What a fenced partition commits after
-the fence was accepted before. It decides nothing: TLC says whether each action is allowed where it stands.
+the fence was accepted before, if its master appended it before. A master's lease ends before a fence if the store no longer had the
+master's key. It decides nothing: TLC says whether each action is allowed where it stands.
 
 The keys of the specification are the messages' keys, and one without messages for each logical partition that has none of these.
 """
@@ -21,9 +22,11 @@ from ordersim.tracer import (
     Given,
     Granted,
     Handled,
+    Inherited,
     Made,
     Moved,
     Observation,
+    Parked,
     Released,
     Routed,
     Sealed,
@@ -68,6 +71,11 @@ class _Lane:
     given: dict[int, int] = field(default_factory=dict)
     """The broker's token of a grant, and the lane's."""
     done: int = 0
+    settled: set[int] = field(default_factory=set)
+    """Positions after `done` with a verdict."""
+    is_parked: bool = False
+    aside: set[int] = field(default_factory=set)
+    """Positions of messages that were set aside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +121,8 @@ class _Writer:
             Granted: self._granted,
             Released: self._released,
             Settled: self._settled,
+            Parked: self._parked,
+            Inherited: self._inherited,
             Made: self._made_one,
             Acked: self._was_acked,
             Given: self._given,
@@ -121,7 +131,7 @@ class _Writer:
         for each in self._found:
             take[type(each)](each)  # type: ignore[operator]
         consumers = {each.consumer for each in self._found if isinstance(each, Granted | Given | Handled)}
-        limits = dict.fromkeys(("MaxMessages", "MaxFences", "MaxToken"), UNLIMITED)
+        limits = dict.fromkeys(("MaxMessages", "MaxFences", "MaxToken", "MaxParked"), UNLIMITED)
         last = max([*self._parts, *(number for route in self._routes for number in route.values()), *_targets(self._found)])
         constants = {"Keys": set(self._lps), "Consumers": consumers or {"nobody else"}, "Nobody": "nobody", "MaxPartition": last, **limits}
         constants["FirstRoute"] = self._routes[0]
@@ -144,19 +154,20 @@ class _Writer:
 
     def _changed(self, each: Changed) -> None:
         if each.change.phase is Phase.SEALED:
-            self._add("AllClosed")
+            self._add("AllClosed", version=each.change.to_version)
             return
         after = _after(self._routes[-1], each.change, self._lps)
         moved = {key for key in self._lps if self._routes[-1][key] in each.change.sources}
-        self._add("Prepare", keys=moved, next=after)
+        self._add("Prepare", keys=moved, next=after, version=each.change.to_version)
 
     def _fenced(self, each: Fenced) -> None:
         part = self._parts[each.partition]
         for key, number in self._late[each.partition]:
             self._accept(each.partition, key, self._numbers.get((key, number), number))
         part.is_fenced = part.is_away = True
-        self._add("GoAway", pp=each.partition)
-        self._add("LoseLease", pp=each.partition)
+        if not each.is_led:
+            self._add("GoAway", pp=each.partition)
+            self._add("LoseLease", pp=each.partition)
         self._add("Fence", pp=each.partition)
 
     def _moved(self, each: Moved) -> None:
@@ -314,7 +325,7 @@ class _Writer:
         self._reach(each.consumer, each.partition, key, each.sequence + 1)
         self._add("Has", c=each.consumer, k=key, pp=each.partition, pos=each.sequence + 1)
 
-    def _message(self, each: Given | Handled) -> tuple[str, int]:
+    def _message(self, each: Given | Handled | Parked) -> tuple[str, int]:
         log = self._parts[each.partition].log
         return log[each.sequence] if each.sequence < len(log) else (next(iter(self._lps)), 0)
 
@@ -329,14 +340,49 @@ class _Writer:
 
     def _settled(self, each: Settled) -> None:
         part = self._parts[each.partition]
-        consumer, lps = part.grants.get(each.token, ("", LpRange(0, 1 << 30)))
-        for key in self._in(lps):
+        for key in self._in(part.grants.get(each.token, ("", LpRange(0, 1 << 30)))[1]):
             lane = self._lanes[each.partition, key]
             position = lane.done
-            while (after := self._next(each.partition, key, position)) and _has(each.ranges, after - 1):
-                position = after
-            if position > lane.done:
-                self._settle(consumer, each.partition, key, position, lane.given.get(each.token, 0))
+            while position := self._next(each.partition, key, position):
+                if _has(each.ranges, position - 1):
+                    lane.settled.add(position)
+            self._settle_on(each.partition, key, each.token)
+
+    def _settle_on(self, partition: int, key: str, token: int) -> None:
+        """Settle the key's messages that have a verdict, up to the first one that has none."""
+        lane = self._lanes[partition, key]
+        position = lane.done
+        while (after := self._next(partition, key, position)) and after in lane.settled:
+            position = after
+        if position > lane.done:
+            consumer = self._parts[partition].grants.get(token, ("",))[0]
+            self._settle(consumer, partition, key, position, lane.given.get(token, 0))
+
+    def _parked(self, each: Parked) -> None:
+        key, position = self._message(each)[0], each.sequence + 1
+        lane = self._lanes[each.partition, key]
+        if position in lane.aside:
+            return  # the answer was lost, and the consumer asked again
+        consumer = self._parts[each.partition].grants.get(each.token, ("",))[0]
+        token = lane.given.get(each.token, 0)
+        self._reach(consumer, each.partition, key, position, token)
+        self._add("Park", c=consumer, k=key, pos=position, token=token)
+        self._hands.pop((consumer, key), None)
+        lane.done, lane.is_parked = position, True
+        lane.aside.add(position)
+        self._settle_on(each.partition, key, each.token)
+
+    def _inherited(self, each: Inherited) -> None:
+        for name in each.keys:
+            key = self._names[name]
+            lane = self._lanes[each.partition, key]
+            if lane.is_parked:
+                continue
+            for token, (_, lps) in self._parts[each.partition].grants.items():
+                if key in self._in(lps):
+                    self._released(Released(each.partition, token))  # its reader attaches again
+            lane.is_parked, lane.holder = True, ""
+            self._add("Inherit", k=key, pp=each.partition)
 
     def _settle(self, consumer: str, partition: int, key: str, position: int, token: int) -> None:
         before, lane = self._hands.get((consumer, key)), self._lanes[partition, key]
@@ -357,13 +403,13 @@ def _keys_of(found: Iterable[Observation], logical_partitions: int) -> tuple[dic
 
 
 def _late(found: Sequence[Observation], names: Mapping[bytes, str]) -> dict[int, list[tuple[str, int]]]:
-    """Of each fenced partition: what it commits after the fence."""
+    """Of each fenced partition: what it commits after the fence and appended before."""
     late: defaultdict[int, list[tuple[str, int]]] = defaultdict(list)
-    fenced = set[int]()
+    fenced = dict[int, int]()
     for each in found:
         if isinstance(each, Fenced):
-            fenced.add(each.partition)
-        elif isinstance(each, Stored) and each.partition in fenced and each.key in names:
+            fenced[each.partition] = each.at_ms
+        elif isinstance(each, Stored) and each.appended_ms <= fenced.get(each.partition, -1):
             late[each.partition].append((names[each.key], each.number))
     return late
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from itertools import takewhile
 from pathlib import Path
 
+import ordersim.bugs
 from sim.bugs import BUGS
 
+from specs import ordering_traces, test_ordering_traces
 from specs.mistakes import ORDERING_MISTAKES, REPLICATION_MISTAKES
 from specs.replication_traces import OUTSIDE
 from specs.test_traces import REFUSED_AT
@@ -29,3 +31,9 @@ def test_the_page_lists_each_mistake_of_the_specifications() -> None:
 def test_the_page_says_of_each_planted_bug_whether_its_traces_are_refused() -> None:
     assert table("planted bug") == [[name, str(REFUSED_AT.get(name) or OUTSIDE[name])] for name in BUGS]
     assert not set(REFUSED_AT) & set(OUTSIDE)
+
+
+def test_the_page_says_which_bugs_of_ordered_messages_are_refused() -> None:
+    refused, outside = test_ordering_traces.REFUSED_AT, ordering_traces.OUTSIDE
+    assert table("planted bug of ordered messages") == [[name, str(refused.get(name) or outside[name])] for name in ordersim.bugs.BUGS]
+    assert not set(refused) & set(outside)

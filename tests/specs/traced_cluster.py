@@ -4,6 +4,7 @@ files, sockets, elections and clients are those of production, in one event loop
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,8 +28,11 @@ class TracedStore(EmbeddedStore):
         result = await super().txn(compares, success, failure)  # it never waits
         for operation in success if result.succeeded else failure:
             if isinstance(operation, Put):
-                self._tracer.put(operation.key, operation.value)
+                self._tracer.put(operation.key, operation.value, at_ms=int(time.time() * 1000), has=self._has)
         return result
+
+    def _has(self, key: str) -> bool:
+        return bool(self._rows.select(key, is_prefix=False, revision=self._revision()))
 
 
 class TracedDriver(Driver):
