@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+import bench_backup as backup
 import bench_cold as cold_reads
 import bench_delay as delay
 import bench_delivery as delivery
@@ -356,6 +357,7 @@ def scenarios(scale: float) -> dict[str, dict[str, Callable[[], Any]]]:
             "2 GiB, a new replica from the master": lambda: new_replica.from_master(int(2048 * scale)),
             "100,000 messages/s, followed": lambda: lake.visible(100_000, max(40 * scale, 15)),
         },
+        "backup": {"2 GiB": lambda: backup.whole_and_again(int(2048 * scale))},
         "others": {
             "loopback 100 B, messages/s": lambda: loopback(100, n(20_000_000)),
             "loopback 1 KB, messages/s": lambda: loopback(1024, n(4_000_000)),

@@ -59,7 +59,7 @@ class Row:
 ROWS: Final = [
     Row("100 B", 2_000_000),
     Row("100 B, batches of 50", 500_000),
-    Row("100 B, ordered, 8 partitions", 1_000_000, partitions=8),
+    Row("100 B, ordered, 8 partitions", 1_000_000, core_part=0.15, partitions=8),
     Row("100 B, three replicas", 600_000, core_part=0.15, replicas=3),
 ]
 
