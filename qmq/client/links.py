@@ -64,8 +64,7 @@ class Links:
 
     async def reach(self, subject: str, group: str) -> tuple[Master, Connection]:
         """The group's master and an open connection to it. Tries once: call again after Unavailable; `reach` keeps the pauses."""
-        if self.is_closed:
-            raise ClientClosed("the client is closed: make a new one with qmq.connect()")
+        self._check_open()
         master = await self.locator.master(subject, group)
         try:
             async with asyncio.timeout(REACH_S):
@@ -92,6 +91,7 @@ class Links:
         found = self._connections.get(address)
         if found is not None and found.is_open:
             return found
+        self._check_open()  # the client may have been closed while the master was looked up
         attempt = self._attempts.get(address)
         if attempt is None:
             attempt = self._attempts[address] = asyncio.create_task(
@@ -100,18 +100,22 @@ class Links:
             attempt.add_done_callback(lambda done: self._attempted(address, done))
         return await asyncio.shield(attempt)
 
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise ClientClosed("the client is closed: make a new one with qmq.connect()")
+
     def _attempted(self, address: str, done: asyncio.Task[Connection]) -> None:
         self._attempts.pop(address, None)
         if not done.cancelled() and done.exception() is None:
             self._connections[address] = done.result()
-            if self.is_closed:
-                done.result().close()
 
     async def close(self) -> None:
         self.is_closed = True
         await self.locator.close()
-        for attempt in list(self._attempts.values()):
+        attempts = list(self._attempts.values())
+        for attempt in attempts:
             attempt.cancel()
+        await asyncio.gather(*attempts, return_exceptions=True)  # one may have connected: afterwards it is among the connections
         for connection in self._connections.values():
             connection.close()
         for connection in self._connections.values():
