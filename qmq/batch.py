@@ -52,7 +52,7 @@ VERSION: Final = 1
 _BODY_OF_ENVELOPE: Final = Struct("<IHHIIqqqqqI")
 _ENVELOPE: Final = Struct("<IHHIIqqqqqII")
 _SENT: Final = Struct("<IHHII")
-_UNPLACED: Final = Struct("<IHHII48x")
+_UNPLACED: Final = Struct(f"{_SENT.format}{_ENVELOPE.size - _SENT.size}x")
 """The envelope before a master has placed the batch."""
 _TOTAL: Final = Struct("<I")
 _TOTAL_AT: Final = 8

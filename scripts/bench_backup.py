@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from bench_cold import SIZE, fill, pace
+from bench_cold import SIZE, fill, p99, pace
 from bench_group import ReplicaSet
 from bench_processes import together
 from qmq_coordination.etcd.etcd_process import EtcdProcess
@@ -41,13 +41,13 @@ def whole_and_again(mib: int) -> Figures:
             found |= _timed("create", "create", where, *etcd)
             first = _bytes(folder)
             together((fill, group.address, MORE * MIB // SIZE // 1000 * 1000))
-            found["p99 of a producer alone, ms"] = _p99(together((pace, group.address, SENDING_S))[0])
+            found["p99 of a producer alone, ms"] = p99(together((pace, group.address, SENDING_S))[0])
             with ThreadPoolExecutor(1) as thread:
                 sending = thread.submit(together, (pace, group.address, SENDING_S))
                 time.sleep(SENDING_S / 2)  # its process has started by then
                 found |= _timed("create again", "create", where, *etcd)
                 waited = sending.result()[0]
-            found |= {"p99 of a producer meanwhile, ms": _p99(waited), "worst of a producer meanwhile, ms": waited[-1]}
+            found |= {"p99 of a producer meanwhile, ms": p99(waited), "worst of a producer meanwhile, ms": waited[-1]}
             found |= {"objects of the first, MB": first / 1e6, "more objects, MB": (_bytes(folder) - first) / 1e6}
         finally:
             group.stop()
@@ -69,10 +69,6 @@ def _timed(name: str, *words: str) -> Figures:
     after = os.times()
     cpu_s = after.children_user + after.children_system - before.children_user - before.children_system
     return {f"{name}, s": time.monotonic() - begin, f"{name}, CPU time of the command, s": cpu_s}
-
-
-def _p99(waited_ms: list[float]) -> float:
-    return waited_ms[int(len(waited_ms) * 0.99)]
 
 
 def _bytes(folder: Path) -> int:

@@ -83,6 +83,11 @@ async def pace(address: str, seconds: float) -> list[float]:
     return sorted(waited)
 
 
+def p99(waited_ms: list[float]) -> float:
+    """Of what `pace` returns."""
+    return waited_ms[int(len(waited_ms) * 0.99)]
+
+
 def cold(count: int, seconds: float = 5.0) -> Figures:
     """Read `count` messages from the disk. A producer's latency is measured without and with that."""
     node = Node("--no-delay")
@@ -97,9 +102,9 @@ def cold(count: int, seconds: float = 5.0) -> Figures:
         return {
             "read, MiB/s": count * SIZE / took_s / (1 << 20),
             "p50 of a producer alone, ms": alone[len(alone) // 2],
-            "p99 of a producer alone, ms": alone[int(len(alone) * 0.99)],
+            "p99 of a producer alone, ms": p99(alone),
             "p50 of a producer meanwhile, ms": beside[len(beside) // 2],
-            "p99 of a producer meanwhile, ms": beside[int(len(beside) * 0.99)],
+            "p99 of a producer meanwhile, ms": p99(beside),
             "worst of a producer meanwhile, ms": beside[-1],
         }
     finally:
