@@ -44,6 +44,13 @@ def run(words: tuple[str, ...], environment: dict[str, str], data: bytes = b"") 
         return subprocess.CompletedProcess(words, status, stdout.read(), stderr.read())
 
 
+def hand_over(control: str, wait: str = "20", **variables: str) -> subprocess.CompletedProcess[bytes]:
+    """Run `qmq broker hand-over`, as a pod's preStop does, for the replica at this control port. `variables` are environment variables."""
+    host, _, port = control.rpartition(":")
+    words = ("broker", "--group", "g", "--replica", "r", "--host", host, "--control-port", port, "hand-over", "--wait", wait, "--json")
+    return run(words, {**os.environ, **variables})
+
+
 def run_in_terminal(
     columns: int, words: tuple[str, ...], environment: dict[str, str], *, is_whole: bool = False
 ) -> subprocess.CompletedProcess[bytes]:

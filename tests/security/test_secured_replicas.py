@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import ssl
 import subprocess
 from collections.abc import AsyncIterator
@@ -148,21 +147,18 @@ async def test_a_pods_pre_stop_hands_over_with_the_replicas_own_certificate(tmp_
         await eventually(lambda: any(node.broker.is_serving for node in nodes.values()))
         former = next(name for name, node in nodes.items() if node.broker.is_serving)
         control = nodes[former].view.present("g")[former].control_address
-        refused = await asyncio.to_thread(hand_over, control, orders, "20")
+        refused = await asyncio.to_thread(hand_over, control, orders)
         assert (refused.returncode, b"app:orders may not" in refused.stderr, b"Traceback" in refused.stderr) == (2, True, False)
-        done = await asyncio.to_thread(hand_over, control, papers(folder, former, "node", HOST), "20")
+        done = await asyncio.to_thread(hand_over, control, papers(folder, former, "node", HOST))
         assert done.returncode == 0, done.stderr
         (said,) = json.loads(done.stdout)
         assert said["master"] not in ("", former)
         await eventually(lambda: nodes[said["master"]].broker.is_serving)
 
 
-def hand_over(control: str, shown: Tls, wait: str) -> subprocess.CompletedProcess[bytes]:
-    """What the chart's preStop runs: its certificates come by environment variables."""
-    host, _, port = control.rpartition(":")
-    words = ("broker", "--group", "g", "--replica", "r", "--host", host, "--control-port", port, "hand-over", "--wait", wait, "--json")
-    certificates = {"QMQ_TLS_CA": str(shown.ca), "QMQ_TLS_CERT": str(shown.cert), "QMQ_TLS_KEY": str(shown.key)}
-    return cli_process.run(words, {**os.environ, **certificates})
+def hand_over(control: str, shown: Tls) -> subprocess.CompletedProcess[bytes]:
+    """The chart's pods get their certificates by environment variables."""
+    return cli_process.hand_over(control, QMQ_TLS_CA=str(shown.ca), QMQ_TLS_CERT=str(shown.cert), QMQ_TLS_KEY=str(shown.key))
 
 
 async def test_a_clients_certificate_is_not_a_replicas_while_rules_are_enforced(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -192,25 +190,19 @@ async def _control_of_master(cluster: Cluster) -> tuple[str, str]:
     return record.replica, record.control_address
 
 
-def _hand_over(control: str, wait: str = "20") -> subprocess.CompletedProcess[bytes]:
-    host, _, port = control.rpartition(":")
-    words = ("broker", "--group", "g", "--replica", "r", "--host", host, "--control-port", port, "hand-over", "--wait", wait, "--json")
-    return cli_process.run(words, dict(os.environ))
-
-
 async def test_a_master_hands_over_before_its_process_is_stopped_and_still_answers(tmp_path: Path) -> None:
     async with running(tmp_path) as (cluster, server), qmq.connect(server) as mq:
         await cluster.master()
         await mq.send("orders", b"before")
         former, control = await _control_of_master(cluster)
-        done = await asyncio.to_thread(_hand_over, control)
+        done = await asyncio.to_thread(cli_process.hand_over, control)
         assert done.returncode == 0, done.stderr
         (said,) = json.loads(done.stdout)
         assert said["master"] not in ("", former)
         await eventually(lambda: cluster.nodes[said["master"]].broker.is_serving)
         assert not cluster.nodes[former].broker.is_serving, "it follows, and sends clients to the new master"
         await mq.send("orders", b"after")
-        again = await asyncio.to_thread(_hand_over, control)
+        again = await asyncio.to_thread(cli_process.hand_over, control)
         assert json.loads(again.stdout) == [said], "who is no master has nothing to hand over"
 
 
@@ -222,9 +214,9 @@ async def test_a_hand_over_is_tried_until_another_replica_can_take_over(tmp_path
         others = [name for name in NAMES if name != former]
         for name in others:
             await cluster.stop(name)
-        failed = await asyncio.to_thread(_hand_over, control, "0")
+        failed = await asyncio.to_thread(cli_process.hand_over, control, "0")
         assert (failed.returncode, b"took over" in failed.stderr or b"take over" in failed.stderr) == (3, True), failed.stderr
-        handing = asyncio.create_task(asyncio.to_thread(_hand_over, control, "60"))
+        handing = asyncio.create_task(asyncio.to_thread(cli_process.hand_over, control, "60"))
         for name in others:
             await cluster.start(name)
         done = await handing
