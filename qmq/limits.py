@@ -116,5 +116,5 @@ SESSION_PULLS_MAX: Final = 64
 WAIT_MS_MAX: Final = 60_000
 """Longest long-poll."""
 
-FLUSH_INTERVAL_MS: Final = 2
+FLUSH_INTERVAL_MS: Final = 20
 """With `--flush async`: the least time from the beginning of one flush to the beginning of the next (docs/REPLICATION.md says why)."""
