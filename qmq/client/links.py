@@ -14,6 +14,7 @@ from qmq.client.locator import Locator
 from qmq.client.loop_round import LoopRound
 from qmq.client.route_book import Master
 from qmq.client.settle_report import SettleReport, SettleReporter
+from qmq.client.shared_work import shared
 from qmq.errors import ClientClosed, NotConnected, PeerError, Unavailable
 from qmq.model import base_group
 from qmq.network import NETWORK, Network
@@ -98,7 +99,7 @@ class Links:
                 connect(address, self._client, self._network, reauth_s=self.timing.reauth_s, loop_round=self.round)
             )
             attempt.add_done_callback(lambda done: self._attempted(address, done))
-        return await asyncio.shield(attempt)
+        return await shared(attempt)
 
     def _check_open(self) -> None:
         if self.is_closed:

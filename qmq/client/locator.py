@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 
 from qmq.client.client_timing import TIMING, ClientTiming
 from qmq.client.route_book import Master, Ordering, Placement, RouteBook, delayed_target, is_delayed
+from qmq.client.shared_work import shared
 from qmq.errors import NotConnected, QmqError, Unavailable, UnknownSubject
 
 log = logging.getLogger("qmq.client")
@@ -119,7 +120,7 @@ class Locator:
             task = self._asking[what] = asyncio.create_task(self._ask_paced(what, subject))
             task.add_done_callback(lambda done: self._asked(what, done))
         try:
-            await asyncio.shield(task)
+            await shared(task)
         except QmqError as failure:
             # The other caller's subject may be deleted while ours exists: then the error is theirs, and we ask again.
             if is_mine or what[0] == "subject" or isinstance(failure, Unavailable):

@@ -36,6 +36,7 @@ from qmq.client.listening.providers import Providers
 from qmq.client.listening.thread_acks import say_from_threads
 from qmq.client.ordered.ordered_message import LaneMessage, OrderedMessage
 from qmq.client.payloads import Undecodable, UndecodableBody, checked, same
+from qmq.client.shared_work import is_cancelled_from_outside
 from qmq.clock import ms_of
 from qmq.errors import Unavailable
 
@@ -297,9 +298,3 @@ def give_back(message: AnyMessage) -> None:
     """The handler was cancelled: nack the message. An ordered consumer does this itself."""
     if not isinstance(message, OrderedMessage):
         settle(message, GIVEN_BACK)
-
-
-def is_cancelled_from_outside() -> bool:
-    """Whether the worker is cancelled, and not the handler that cancelled itself."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
