@@ -222,7 +222,9 @@ class Lanes:
     # --- pulling -------------------------------------------------------------------------------------------------------
 
     def pull(self, peer: Peer, request_id: int, request: wire.LanePull, deadline_ms: int) -> None:
-        """Answer a LANE_PULL now, or when there is something. Raises LaneLost, UnknownConsumer, InvalidArgument, MessagesExpired."""
+        """Answer a LANE_PULL now, or when there is something; waiting needs no turn. Raises LaneLost, UnknownConsumer, InvalidArgument,
+        MessagesExpired.
+        """
         session, _ = self._held(request.session, request.token, peer)
         if not 0 < request.messages_max <= limits.PULL_MESSAGES_MAX or request.sequence < 0:
             raise InvalidArgument(f"a pull is for 1 to {limits.PULL_MESSAGES_MAX} messages from a sequence on, not {request}")
@@ -237,7 +239,6 @@ class Lanes:
         self._wake(session)
         if not wait_ms and session.waiting is not None:
             self._answer_empty(session)
-        self._turns.schedule()
 
     def _wake(self, session: LaneSession) -> None:
         """Serve a waiting pull if there are messages, the consumer is not paused, and its client reads its answers."""

@@ -12,6 +12,7 @@ from support import eventually
 
 from qmq.broker.broker_admin import lag_ms
 from qmq.broker.lane_admin import LaneAdmin
+from qmq.broker.turn_schedule import TurnSchedule
 from qmq.errors import (
     InvalidArgument,
     LaneHeld,
@@ -126,6 +127,17 @@ async def test_a_whole_lane_gets_everything_and_the_end_behind_the_command_messa
         await admin(it).seal(SUBJECT, 1, "c1", 2)
         delivery, got = await it.pull(lane, 40, wait_ms=5000)
         assert (got, delivery.next_sequence, delivery.is_end) == ([], 41, True)
+
+
+async def test_a_lane_s_pull_that_waits_needs_no_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world(tmp_path) as it:
+        lane = await it.attach()
+        lanes, scheduled = it.node.broker.lanes, list[object]()
+        peer = lanes._sessions[lane.session].peer
+        with monkeypatch.context() as patched:
+            patched.setattr(TurnSchedule, "schedule", scheduled.append)
+            lanes.pull(peer, 99, wire.LanePull(lane.session, lane.token, lane.position, 10, 1000, 20_000), 0)
+        assert not scheduled
 
 
 async def test_lanes_of_a_partition_together_get_every_message_once_each_in_order(tmp_path: Path) -> None:
