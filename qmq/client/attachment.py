@@ -107,6 +107,7 @@ class Attachment:
 
     def take(self, messages_max: int) -> Slice:
         """The next messages that are consecutive in one batch; there must be some."""
+        self._calls.ready.end()
         first = self.slices[0]
         if first.count <= messages_max:
             self.slices.popleft()
@@ -120,20 +121,24 @@ class Attachment:
 
     def next_ready(self) -> Message | None:
         """The next message, if it can be handed out without further checks."""
-        if not self.slices or self._loop.time() > self._sessions.sure_until_s:
+        self._calls.ready.end()
+        if not self._has_ready() or self._loop.time() > self._sessions.sure_until_s:
             return None
         first = self.slices[0]
-        if first.attempt > 1 or first.batch.decoded is None:
-            return None
-        message = Message(first.settler, first.batch, first.offset, first.attempt, first.pull)
         if first.count == 1:
-            self.slices.popleft()
-        else:
-            # In place, because a new slice for each message would cost as much as the message itself.
-            first.offset += 1
-            first.pull += 1
-            first.count -= 1
-        return message
+            return self.slices.popleft().message(0)
+        first, self.slices[0] = first.split(1)
+        return first.message(0)
+
+    def begin_run(self, messages_max: int) -> int:
+        """Let `ready` hand out the next messages, but for the last one of their slice. Returns how many."""
+        count = min(self.slices[0].count - 1, messages_max) if self._has_ready() else 0
+        if count > 0:
+            self._calls.ready.begin(self.slices[0], count, self._sessions.sure_until_s)
+        return count
+
+    def _has_ready(self) -> bool:
+        return bool(self.slices) and self.slices[0].attempt == 1 and self.slices[0].batch.decoded is not None
 
     # --- messages in ---------------------------------------------------------------------------------------------------
 
@@ -293,6 +298,7 @@ class Attachment:
 
     def _void(self, before: int, following: int) -> None:
         """Messages from pull sequence `before` on are void; the next delivery begins at `following`."""
+        self._calls.ready.end()
         while self.slices and self.slices[-1].pull >= before:
             self.slices.pop()
         if self.slices and self.slices[-1].pull + self.slices[-1].count > before:
@@ -313,6 +319,7 @@ class Attachment:
 
     def give_back(self) -> None:
         """Return unseen messages to the group immediately."""
+        self._calls.ready.end()
         unseen, self.slices = self.slices, deque()
         for each in unseen:
             each.settler.settle(each.pull, each.pull + each.count - 1, Verdict.RELEASE)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from qmq.client.message import Decoded, StoredMessage
+from qmq.client.message import CONTENT, Decoded, StoredMessage
 
 _END: Final = (1 << 63) - 1
 
@@ -14,10 +14,11 @@ _END: Final = (1 << 63) - 1
 class BrowsedMessage(StoredMessage):
     """A stored message, and where it is stored."""
 
-    __slots__ = ("broker_group", "partition", "subject")
+    __slots__ = (*CONTENT, "broker_group", "partition", "subject")
 
     def __init__(self, batch: Decoded, index: int, queue: BrowsedQueue) -> None:
-        super().__init__(batch, index, 1)
+        self.body, self.attempt, self.is_settled = batch.bodies[index], 1, False
+        self._batch, self._index = batch, index
         self.subject, self.broker_group, self.partition = queue.subject, queue.broker_group, queue.partition
 
 

@@ -270,6 +270,8 @@ class Client(OutboxClient, ListenerApi, BrowsingClient):
     def pause(self) -> None:
         """Pause all consumers of this client, also those made later; see `Consumer.pause`. The client can still send."""
         self._links.is_paused = True
+        for consumer in list(self._consumers):
+            consumer.look_again()
 
     def resume(self) -> None:
         """Resume all consumers, except those that were paused by `Consumer.pause`."""

@@ -34,8 +34,9 @@ from qmq.client.consumer_session import ConsumerCalls, Terms
 from qmq.client.links import Links
 from qmq.client.long_retries import Retries, SendDirected
 from qmq.client.loop_round import WaitingTask
-from qmq.client.message import Message, Messages, Settler, Slice, error_text
+from qmq.client.message import Message, Messages, Slice, error_text
 from qmq.client.prefetch_limits import allowance, bytes_allowance, check_limits, wait_ms
+from qmq.client.ready_messages import ReadyMessages, clock_of
 from qmq.errors import CallerError, ClientClosed, InvalidArgument, MessagesExpired, QmqError, StaleDelivery
 from qmq.model import BROADCAST, check_name
 from qmq.wire.settle_payloads import BY_GROUP_MS, Verdict
@@ -119,50 +120,41 @@ class Consumer:
         self._has_failed = False
         self._follower: asyncio.Task[None] | None = None
         self._resetting: dict[str, asyncio.Task[None]] = {}
-        self._current: Message | None = None
-        """The message that the loop works on; `_settler` takes its verdict."""
-        self._settler: Settler | None = None
+        self.ready = ReadyMessages(Message, clock_of(self._loop), self.next_ready, self._next_waited, self._is_auto)
         self._serving: Attachment | None = None
         self._left_of_turn = 0
         self._is_closed = self._is_paused = self._is_resting = self._is_draining = False
-        self._calls = ConsumerCalls(lambda: self.prefetch, self._notify, self._pull_more, self._failed, self._retries.add, self._lost)
+        self._calls = ConsumerCalls(
+            self.ready, lambda: self.prefetch, self._notify, self._pull_more, self._failed, self._retries.add, self._lost
+        )
         self._tell_closed = partial(on_closed, self)
 
     # --- for the application -------------------------------------------------------------------------------------------
 
     def __aiter__(self) -> AsyncIterator[Message]:
-        return self
+        return self.ready
 
     async def __anext__(self) -> Message:
-        message = self._current
-        if message is not None:
-            self._current = None
-            if self._is_auto and not message.is_settled and self._settler is not None:
-                self._settler.ack(message.pull_sequence)
-        ready = self.next_ready()
-        if ready is None:
-            ready = await self._next_waited()
-        self._current = ready
-        return ready
+        return await self.ready.__anext__()
 
     def next_ready(self) -> Message | None:
-        """The next message, if it can be handed out without waiting or checking. This is the fast path: one object for each message."""
+        """The next message, if it can be handed out without waiting. `ready` then has the messages behind it."""
         attachment = self._serving
-        if attachment is None or not self._left_of_turn or self._has_failed or self._is_paused or self._links.is_paused:
+        if attachment is None or not self._left_of_turn or self._has_failed or self.is_paused:
             return None
         message = attachment.next_ready()
         if message is not None:
             self._left_of_turn -= 1
-            self._settler = message.settler
+            self._left_of_turn -= attachment.begin_run(self._left_of_turn)
         return message
 
     async def _next_waited(self) -> Message:
-        _, part = await self._next_slice(1)
+        attachment, part = await self._next_slice(1)
+        assert attachment is not None
         assert part is not None
-        # Kept here, because the application may redirect the message's verdicts (qmq/blocking.py).
-        self._settler = part.settler
         message = part.message(0)
         message.is_settled = self._most_once
+        self._left_of_turn -= attachment.begin_run(self._left_of_turn)
         return message
 
     async def join(self) -> None:
@@ -268,6 +260,7 @@ class Consumer:
     def _check_open(self) -> None:
         if self._is_closed or self._links.is_closed:
             raise ClientClosed("the consumer is closed: make a new one")
+        self.ready.end()
         failure, self._failure = self._failure, None
         for attachment in self._attachments:
             if failure is None and not attachment.slices and attachment.group not in self._resetting:
@@ -304,6 +297,7 @@ class Consumer:
         that were handed out may be settled, and unseen messages wait here. A loop that asks for more waits.
         """
         self._is_paused = True
+        self.ready.end()
 
     def resume(self) -> None:
         """Resume delivery, unless the whole client is paused (`Client.pause`)."""
@@ -315,10 +309,12 @@ class Consumer:
         consumers of the group get them meanwhile. Messages that were handed out stay with this consumer. `resume` ends it.
         """
         self._is_paused = self._is_resting = True
+        self.ready.end()
         self._pull_more()
 
     def look_again(self) -> None:
-        """The consumer may have been resumed."""
+        """The consumer may have been paused or resumed."""
+        self.ready.end()
         if not self.is_paused:
             self._notify()
             self._pull_more()
@@ -362,7 +358,12 @@ class Consumer:
             if broker_group not in self._resetting:
                 self._resetting[broker_group] = self._loop.create_task(self._skip(broker_group))
             return
+        self._stop_handing_out()
+
+    def _stop_handing_out(self) -> None:
+        """There is a failure, which the next call for messages raises."""
         self._has_failed = True
+        self.ready.end()
         self._notify()
 
     async def _skip(self, broker_group: str) -> None:
@@ -374,8 +375,7 @@ class Consumer:
             self._pull_more()
         except QmqError as failure:
             attachment.failure = failure
-            self._has_failed = True
-            self._notify()
+            self._stop_handing_out()
         finally:
             del self._resetting[broker_group]
 
@@ -399,8 +399,8 @@ class Consumer:
                 await self._links.locator.groups(self.subject)
             except CallerError as failure:
                 if isinstance(failure, ClientClosed) or attempt > 2:
-                    self._failure, self._has_failed = failure, True
-                    self._notify()
+                    self._failure = failure
+                    self._stop_handing_out()
                     return
                 await asyncio.sleep(pause_s(self._links.timing.session_retry_s, attempt))
                 attempt += 1
@@ -446,12 +446,11 @@ class Consumer:
         self._is_closed = True
         self._notify()
         await self._retries.close()
-        if self._current is not None:
-            message, self._current = self._current, None
-            if self._is_auto and not message.is_settled and self._settler is not None:
-                delay = BY_GROUP_MS if isinstance(error, Exception) else 0
-                why = error_text(error) if error is not None else "the consumer was closed"
-                self._settler.settle(message.pull_sequence, message.pull_sequence, Verdict.NACK, delay, why)
+        message, self.ready.current = self.ready.current, None
+        if message is not None and self._is_auto and not message.is_settled and self.ready.settler is not None:
+            delay = BY_GROUP_MS if isinstance(error, Exception) else 0
+            why = error_text(error) if error is not None else "the consumer was closed"
+            self.ready.settler.settle(message.pull_sequence, message.pull_sequence, Verdict.NACK, delay, why)
         self._links.locator.unlisten(self.subject, self._rerouted)
         tasks = [task for task in (self._follower, *self._resetting.values()) if task is not None]
         for task in tasks:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from qmq.client.connection import Connection
+from qmq.client.ready_messages import ReadyMessages
 from qmq.client.route_book import Master
 from qmq.errors import QmqError
 
@@ -45,6 +46,8 @@ class ConsumerSession(NamedTuple):
 class ConsumerCalls:
     """What an attachment tells its consumer, and asks it."""
 
+    ready: ReadyMessages[Any]
+    """Ended before anybody takes or drops messages of an attachment."""
     prefetch: Callable[[], int]
     """How many messages the consumer may hold."""
     notify: Callable[[], None]

@@ -7,6 +7,7 @@ that exception.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -61,9 +62,12 @@ class InterceptedConsumer(Consumer):
         super().__init__(*positional, **named)
         self._turn_of_loop = Turn(chain, self.group)
 
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self
+
     async def __anext__(self) -> Message:
         self._turn_of_loop.end()
-        message = await super().__anext__()
+        message = await self.ready.__anext__()
         self._turn_of_loop.begin(message)
         return message
 

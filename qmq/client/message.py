@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import chain, groupby, repeat
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from qmq import limits
 from qmq.batch import BatchView
+from qmq.client.ready_messages import MessageFields
 from qmq.errors import CorruptBatch, DelayTooLong, InvalidArgument
 from qmq.model import MessageId
 from qmq.targeted import failures
@@ -135,17 +136,20 @@ class Slice:
         return found if self.count == len(found) else found[self.offset : self.offset + self.count]
 
 
+CONTENT: Final = ("_batch", "_index", "attempt", "body", "is_settled")
+"""The fields that the methods of `StoredMessage` need."""
+
+
 class StoredMessage:
     """The content of a stored message. `attempt` is 1 at the first delivery."""
 
-    __slots__ = ("_batch", "_index", "attempt", "body", "is_settled")
+    __slots__ = ()
 
-    def __init__(self, batch: Decoded, index: int, attempt: int) -> None:
-        self.body = batch.bodies[index]
-        self.attempt = attempt
-        self.is_settled = False
-        self._batch = batch
-        self._index = index
+    body: bytes
+    attempt: int
+    is_settled: bool
+    _batch: Decoded
+    _index: int
 
     @property
     def sequence(self) -> int:
@@ -207,21 +211,14 @@ class StoredMessage:
         return json.loads(self.body)
 
 
-class Message(StoredMessage):
+class Message(MessageFields, StoredMessage):
     """One message. `attempt` is 1 at the first delivery."""
 
-    __slots__ = ("_settler", "pull_sequence")
+    __slots__ = ()
 
-    def __init__(self, settler: Settler, batch: Decoded, index: int, attempt: int, pull: int) -> None:
-        # Without super(), and without the property for decoded bodies, because this runs for every message.
-        bodies = batch.decoded
-        self.body = batch.bodies[index] if bodies is None else bodies[index]
-        self.attempt = attempt
-        self.is_settled = False
-        self._batch = batch
-        self._index = index
-        self._settler = settler
-        self.pull_sequence = pull
+    body: bytes
+    _batch: Decoded
+    _settler: Settler
 
     @property
     def subject(self) -> str:

@@ -37,6 +37,7 @@ from qmq.client.connection import OnAnswer
 from qmq.client.consumer_session import ANSWER_S, ConsumerCalls, ConsumerSession, Terms
 from qmq.client.long_retries import LongRetry
 from qmq.client.message import Slice, retry_ms
+from qmq.client.ready_messages import GatheredAcks
 from qmq.client.settle_report import SettleReporter, counted
 from qmq.client.settlements import Outstanding, Settlements, SettleRequest, count, in_frames
 from qmq.clock import ms_of
@@ -53,39 +54,37 @@ ACKS_MAX: Final = 64
 _FOR_EVER: Final = 1 << 62
 
 
-class Hold:
+class Hold(GatheredAcks):
     """Takes the verdicts on messages that were delivered between two losses. The module describes it."""
 
-    __slots__ = ("_ack_first", "_ack_last", "_verdicts", "broker_group", "first", "subject", "void_from")
+    __slots__ = ("_verdicts", "broker_group", "first", "subject", "void_from")
 
     def __init__(self, verdicts: Verdicts, first: int) -> None:
+        super().__init__()
         self._verdicts = verdicts
         self.subject = verdicts.terms.subject
         self.broker_group = verdicts.group
         self.first = first
         self.void_from = _FOR_EVER
-        self._ack_first, self._ack_last = 0, -1
 
-    def ack(self, pull: int) -> None:
-        """Acknowledge a message. Consecutive messages become one range: most programs handle messages in order."""
-        if pull == self._ack_last + 1 and 0 <= pull - self._ack_first < ACKS_MAX and self._ack_first <= self._ack_last:
-            self._ack_last = pull
-            return
+    def begin_acks(self, pull: int) -> None:
+        """Acknowledge a message, and gather those behind it."""
         self.settle_acks()
-        self._ack_first = self._ack_last = pull
+        self.ack_first = self.ack_last = pull
+        self.ack_limit = pull + ACKS_MAX - 1
         self._verdicts.loop.call_soon(self.settle_acks)
 
     def settle_acks(self) -> None:
         """Settle the gathered acknowledgements."""
-        first, last = self._ack_first, self._ack_last
+        first, last = self.ack_first, self.ack_last
         if first <= last:
-            self._ack_first, self._ack_last = 0, -1
+            self.ack_first, self.ack_last, self.ack_limit = 0, -1, -1
             self.settle(first, last, Verdict.ACK)
 
     @property
     def gathered(self) -> int:
         """Acknowledged messages that are not settled yet."""
-        return self._ack_last - self._ack_first + 1
+        return self.ack_last - self.ack_first + 1
 
     def settle(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
         """Give a verdict on pull sequences; it is sent soon, with others. A message that has a verdict keeps it."""

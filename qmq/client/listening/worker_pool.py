@@ -106,7 +106,7 @@ class Singles:
 
     def __init__(self, consumer: Consumer, *, is_most_once: bool) -> None:
         self._consumer = consumer
-        self.ready: Callable[[], Message | None] = consumer.next_ready
+        self.ready: Callable[[], Message | None] = consumer.ready.take
         self._is_most_once = is_most_once
         self._wait = _GLANCE if is_most_once else _WAIT
         self.may_cancel = not is_most_once

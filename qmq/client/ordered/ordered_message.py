@@ -10,7 +10,7 @@ from typing import Protocol
 from qmq_ordering.lane import Lane
 from qmq_ordering.route import LpRange
 
-from qmq.client.message import Decoded, StoredMessage, delay_ms, error_text
+from qmq.client.message import CONTENT, Decoded, StoredMessage, delay_ms, error_text
 from qmq.client.ordered.lane_core import Cell, LaneCore
 from qmq.errors import CorruptBatch
 
@@ -72,10 +72,9 @@ class LaneMessage(StoredMessage):
     attempts. Compare tokens of one partition only. `route_version` is the version of the route under which the message was read.
     """
 
-    __slots__ = ("lane", "route_version", "token")
+    __slots__ = (*CONTENT, "lane", "route_version", "token")
 
     def __init__(self, lane: LaneSource, batch: Decoded, index: int, body: bytes, attempt: int, token: int, version: int) -> None:
-        # Without super(), because this runs for every message.
         self.body = body
         self.attempt = attempt
         self.is_settled = False
@@ -117,7 +116,7 @@ class OrderedMessage(LaneMessage):
     __slots__ = ("_settler", "cell")
 
     def __init__(self, settler: LaneSettler, lane: LaneSource, cell: Cell, batch: Decoded, index: int, token: int, version: int) -> None:
-        # Not by super() either: a call for each message.
+        # Not by super(): a call for each message.
         bodies = batch.readable_bodies
         self.body = bodies[index] if bodies is not None else b""
         self.attempt = cell.attempt

@@ -81,6 +81,26 @@ async def test_a_paused_loop_finishes_its_current_messages(node: Node) -> None:
         assert (await waiting).body == b"1"
 
 
+@pytest.mark.parametrize("what", ["consumer", "client"])
+async def test_a_pause_between_two_messages_of_a_batch_stops_the_loop(node: Node, what: str) -> None:
+    async with qmq.connect(node.address) as mq, mq.consumer("s", "g") as consumer:
+        await mq.send_many("s", [b"%d" % number for number in range(100)])
+        found = []
+        async for message in consumer:
+            found.append(message.body)
+            if len(found) == 10:
+                (mq if what == "client" else consumer).pause()
+                break
+        stopped = asyncio.ensure_future(anext(aiter(consumer)))
+        await asyncio.sleep(0)
+        assert not stopped.done()
+        (mq if what == "client" else consumer).resume()
+        found.append((await stopped).body)
+        found += (await consumer.pull(5)).bodies
+        found += [(await anext(consumer)).body for _ in range(84)]
+    assert found == [b"%d" % number for number in range(100)]
+
+
 async def test_a_paused_client_pauses_all_its_consumers_and_can_still_send(node: Node) -> None:
     async with qmq.connect(node.address) as mq, mq.consumer("s", "g") as one:
         mq.pause()
