@@ -119,6 +119,13 @@ class Disk:
         finally:
             self.close(fd)
 
+    def drop_cached(self, fd: int, size: int, at: int) -> None:
+        """Drop a part of a file from the page cache, except for unwritten pages. The kernel keeps a block of pages that is not wholly inside
+        the part.
+        """
+        if size and hasattr(os, "posix_fadvise"):  # a size of 0 would mean the rest of the file
+            os.posix_fadvise(fd, at, size, os.POSIX_FADV_DONTNEED)
+
     def read_file(self, path: Path) -> bytes:
         """Read a small file as a whole, with unreadable blocks as in `read_around`."""
         fd = self.open_read(path)

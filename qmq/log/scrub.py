@@ -8,13 +8,13 @@ logs from their oldest entry to the last flushed one, checks every checksum, and
 
 It runs in a separate thread and does not disturb the store: it opens the files itself (retention closes the store's), never waits for the
 store, and reports damage only if the log was not cut in between and a second read finds it again. Deleted segments are skipped, and so are
-those that are only in the object store: each read of them checks their chunks. Except in the newest segment, pages that were read are
-dropped from the page cache: scrubbing does not displace what consumers read, and the next round reads the disk, not memory.
+those that are only in the object store: each read of them checks their chunks. Except in the newest segment, pages that a slice has read are
+dropped from the page cache: scrubbing does not displace what consumers read, and the next round reads the disk, not memory. The segment's
+other pages stay: a consumer may be reading them.
 """
 
 from __future__ import annotations
 
-import os
 from typing import Final
 
 from qmq.batch import ENVELOPE_BYTES, parse_envelope
@@ -26,6 +26,8 @@ from qmq.log.segments import Segments, segment_name
 from qmq.log.store import Store
 
 _READ_BYTES: Final = MIB
+_PAGES_BYTES: Final = 2 * MIB
+"""The kernel drops a block of pages as a whole; blocks begin at multiples of their size, which is at most this."""
 
 
 class _Gone(Exception):
@@ -97,11 +99,13 @@ class Scrubber:
             fd = segments.disk.open_read(segments.folder / segment_name(base))
         except FileNotFoundError:
             raise _Gone from None
+        begin = self.position - base
+        begin -= begin % _PAGES_BYTES
         try:
             return _Walk(self, segments, fd, base, min(end, segments.flushed)).run(bytes_max)
         finally:
-            if base != bases[-1] and hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            if base != bases[-1]:
+                segments.disk.drop_cached(fd, self.position - base - begin, begin)
             segments.disk.close(fd)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from random import Random
 
@@ -18,7 +21,7 @@ from qmq.log.disk import Disk
 from qmq.log.envelopes import walk
 from qmq.log.retention import begin_retention, end_retention
 from qmq.log.scrub import Scrubber
-from qmq.log.segments import Segments
+from qmq.log.segments import Segments, segment_name
 from qmq.model import SubjectConfig
 
 
@@ -168,6 +171,40 @@ def test_it_runs_beside_a_store_that_works(tmp_path: Path) -> None:
     thread.join()
     assert found == []
     assert scrubber.rounds > 0
+
+
+class RecordingDisk(Disk):
+    """Records which parts of files are dropped from the page cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropped: list[tuple[str, int, int]] = []
+        """(file, begin, end)"""
+
+    def drop_cached(self, fd: int, size: int, at: int) -> None:
+        self.dropped.append((Path(os.readlink(f"/proc/self/fd/{fd}")).name, at, at + size))
+        super().drop_cached(fd, size, at)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the names of open files are in /proc")
+def test_pages_that_a_slice_has_not_read_stay_in_the_page_cache(tmp_path: Path) -> None:
+    """A consumer reads a complete segment while the scrubber goes through it, 4 MiB a second."""
+    disk = RecordingDisk()
+    slave = opened(tmp_path / "s", disk=disk)
+    with closing(master_at(tmp_path / "m", steps=100).store) as master:
+        feed_all(master, slave)
+    flush(slave)
+    scrubber, log = Scrubber(slave), slave.messages
+    while scrubber.position < log.bases[1]:
+        assert scrubber.slice(300) is None
+        file, begin, end = disk.dropped[-1]
+        assert (file, begin) == (segment_name(0), 0)
+        assert end == scrubber.position
+    a_round(scrubber)
+    ends = {name: max(end for file, _, end in disk.dropped if file == name) for name, _, _ in disk.dropped}
+    complete = {segment_name(base): log.segment_end(base) - base for base in log.bases[:-1]}
+    assert complete.items() <= ends.items()
+    slave.close()
 
 
 class SlowCut(Disk):
