@@ -26,7 +26,7 @@ from qmq.log.cold_read import ColdRead
 from qmq.model import base_group, check_client
 from qmq.wire import frame as frames
 from qmq.wire import frame_payloads as wire
-from qmq.wire.frame import HEADER, HEADER_BYTES, Frame, FrameKind
+from qmq.wire.frame import HEADER, HEADER_BYTES, Frame, FrameKind, SharedBuffer
 from qmq.wire.frame_stream import FrameStream
 from qmq.wire.partial_frames import PartialFrames
 
@@ -59,7 +59,7 @@ class DataConnection(Flushable):
         self,
         broker: Broker,
         on_closed: Callable[[DataConnection], None],
-        shared: bytearray | None = None,
+        shared: SharedBuffer | None = None,
         partial: PartialFrames | None = None,
         budget: RoundBudget | None = None,
         throttle: Throttle | None = None,

@@ -17,7 +17,7 @@ from qmq.file_descriptors import connections_max, limit
 from qmq.network import NETWORK, Network, ServerListener
 from qmq.security.access_control import Caller
 from qmq.security.quotas import RateMeter
-from qmq.wire.frame import BUFFER_BYTES
+from qmq.wire.frame import SharedBuffer
 from qmq.wire.frame_stream import FrameStream
 from qmq.wire.partial_frames import PartialFrames
 
@@ -34,12 +34,12 @@ class DataServer:
         self._broker = broker
         self._connections_max = connections_max(broker.config.connections_max, descriptors or limit())
         self._network = network
-        self._received = bytearray(BUFFER_BYTES)
+        self._received = SharedBuffer()
+        """The buffer for all incoming bytes: they are handled before the next bytes come."""
         self._budget = RoundBudget(broker.loop.call_soon, lambda: broker.turns.count)
         self.throttle = Throttle(broker.access, broker.loop.time)
         self._owners = ProducerOwners()
         self._partial = PartialFrames(broker.config.partial_frames_bytes_max, self._exceeded)
-        """The buffer for all incoming bytes: they are handled before the next bytes come."""
         self._connections: set[DataConnection] = set()
         self._listener: ServerListener | None = None
         self._handshakes = RateMeter(broker.config.handshakes_per_s, broker.loop.time())

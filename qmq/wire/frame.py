@@ -10,10 +10,11 @@ Rules:
   (0x010316..., little endian) are refused by their first four bytes.
 * Requests without content have a small limit, independent of the connection's limit.
 * Bytes are received into one reused buffer, and a frame's payload is *borrowed*: valid until the next `get_buffer`. A receiver that keeps a
-  part copies that part, once. Many readers may share the buffer: then the payload is valid until the event loop continues, and a reader
-  holds only the beginning of an incomplete frame.
-* A frame that does not fit the reused buffer is received into a separate buffer, which grows as the bytes arrive: a peer that announces
-  much and sends little costs little memory.
+  part copies that part, once. Many readers may share the buffer: then the payload is valid until the event loop continues. A reader holds
+  only the beginning of an incomplete frame: a copy of it if it is short, otherwise the buffer itself, and the others get another one.
+* While a large part of a frame is missing, only that part is received: what follows would have to be moved.
+* A frame that does not fit the reused buffer makes an own buffer grow, up to `OWN_BYTES_MAX`. Otherwise it is received into a separate
+  buffer, which grows as the bytes arrive: a peer that announces much and sends little costs little memory.
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ from qmq.wire.partial_frames import PartialFrames
 
 HEADER: Final = Struct("<IBBHII")
 HEADER_BYTES: Final = HEADER.size
-BUFFER_BYTES: Final = 256 * limits.KIB
+BUFFER_BYTES: Final = 320 * limits.KIB
+"""A full batch of a producer (256 KiB of bodies) fits, with its columns and headers."""
+OWN_BYTES_MAX: Final = 8 * BUFFER_BYTES
+"""How far a buffer grows that only one reader uses: a pull of a MiB fits, with the batch that exceeds it."""
+_SPARES_MAX: Final = 4
 
 
 class FrameKind(IntEnum):
@@ -73,6 +78,7 @@ class FrameKind(IntEnum):
 
 
 _KIND_MAX: Final = max(FrameKind)
+_NOTHING: Final = memoryview(b"")
 _LARGE_FIRST_BYTES: Final = 64 * limits.KIB
 
 _ASKING: Final = frozenset(
@@ -113,6 +119,25 @@ def frame(kind: int, request_id: int, payload: bytes = b"", deadline_ms: int = 0
     return HEADER.pack(HEADER_BYTES + len(payload), kind, 0, 0, request_id, deadline_ms) + payload
 
 
+class SharedBuffer:
+    """The buffer into which the readers of many connections receive, one after another."""
+
+    __slots__ = ("_spares", "view")
+
+    def __init__(self, buffer_bytes: int = BUFFER_BYTES) -> None:
+        self.view = memoryview(bytearray(buffer_bytes))
+        self._spares: list[memoryview] = []
+
+    def take(self) -> None:
+        """The reader that received last keeps the buffer; the others get another one."""
+        self.view = self._spares.pop() if self._spares else memoryview(bytearray(len(self.view)))
+
+    def give_back(self, view: memoryview) -> None:
+        """Return a buffer that was taken."""
+        if len(self._spares) < _SPARES_MAX:
+            self._spares.append(view)
+
+
 class FrameReader:
     """Cuts a byte stream into frames: fill `get_buffer()`, then call `received(n)`.
 
@@ -121,15 +146,16 @@ class FrameReader:
     """
 
     __slots__ = (
-        "_buffer",
         "_end",
         "_grown_bytes",
-        "_is_shared",
+        "_has_taken",
+        "_incomplete_bytes",
         "_large",
         "_large_bytes",
         "_large_end",
         "_partial",
         "_rest",
+        "_shared",
         "_start",
         "_view",
         "frame_bytes_max",
@@ -139,17 +165,20 @@ class FrameReader:
         self,
         frame_bytes_max: int = limits.FRAME_BYTES_MAX,
         buffer_bytes: int = BUFFER_BYTES,
-        shared: bytearray | None = None,
+        shared: SharedBuffer | None = None,
         partial: PartialFrames | None = None,
     ) -> None:
         self._partial = partial
         self.frame_bytes_max = frame_bytes_max
-        self._is_shared = shared is not None
+        self._shared = shared
+        self._has_taken = False
+        """True while the shared buffer is kept, with the beginning of a frame."""
         self._rest = b""
-        self._buffer = bytearray(buffer_bytes) if shared is None else shared
-        self._view = memoryview(self._buffer)
+        self._view = memoryview(bytearray(buffer_bytes)) if shared is None else _NOTHING
         self._start = 0
         self._end = 0
+        self._incomplete_bytes = 0
+        """The length of the incomplete frame, if only the rest of it is to be received now; otherwise 0."""
         self._grown_bytes = 0
         self._large: bytearray | None = None
         self._large_bytes = 0
@@ -161,12 +190,16 @@ class FrameReader:
             return self._rest_of_large(self._large)
         if self._grown_bytes:
             self._grow()
-        elif self._rest:
+        elif self._shared is not None and not self._has_taken:
+            self._view = self._shared.view
             self._end = len(self._rest)
             self._view[: self._end] = self._rest
-        elif self._start:
-            self._move_rest_to_front()
-        return self._view[self._end :]
+        length = self._incomplete_bytes
+        if self._start and (not length or self._start + length > len(self._view)):
+            rest = self._end - self._start
+            self._view[:rest] = self._view[self._start : self._end]
+            self._start, self._end = 0, rest
+        return self._view[self._end : self._start + length if length else None]
 
     def received(self, count: int) -> list[Frame]:
         """The frames that are complete after `count` more bytes in the buffer. Raises ProtocolViolation."""
@@ -175,27 +208,64 @@ class FrameReader:
         self._end += count
         self._rest = b""
         frames: list[Frame] = []
-        start, end = self._start, self._end
+        start, end, view = self._start, self._end, self._view
+        length = self._incomplete_bytes = 0
         while end - start >= HEADER_BYTES:
-            length, kind, flags, _, request_id, deadline_ms = HEADER.unpack_from(self._buffer, start)
+            length, kind, flags, _, request_id, deadline_ms = HEADER.unpack_from(view, start)
             if not HEADER_BYTES <= length <= self.frame_bytes_max or flags or not 0 < kind <= _KIND_MAX:
                 self._refuse(length, kind, flags)
             if length > limits.ASKING_BYTES_MAX and kind in _ASKING:
                 raise ProtocolViolation(f"a frame of kind {kind} has at most {limits.ASKING_BYTES_MAX} bytes, not {length}")
             if start + length > end:
-                if length > len(self._buffer):
-                    self._begin_large(start, length)
                 break
-            payload = self._view[start + HEADER_BYTES : start + length]
-            frames.append(Frame(kind, request_id, deadline_ms, payload))
+            frames.append(Frame(kind, request_id, deadline_ms, view[start + HEADER_BYTES : start + length]))
             start += length
-        if start == self._end or self._large is not None:
-            start = self._end = 0
-        elif self._is_shared:
-            self._rest = bytes(self._view[start : self._end])
-            start = self._end = 0
-        self._start = start
+            length = 0
+        if start == end and not self._has_taken:
+            self._start = self._end = 0
+            if self._shared is not None:
+                self._view = _NOTHING
+        else:
+            self._start = start
+            self._keep_rest(length)
         return frames
+
+    def _keep_rest(self, length: int) -> None:
+        """Keep the beginning of a frame, which has `length` bytes (0: unknown), if there is one."""
+        rest, size = self._end - self._start, len(self._view)
+        few = size // 5
+        if length > size:
+            if self._shared is None and length <= OWN_BYTES_MAX:
+                self._grown_bytes = size
+                while self._grown_bytes < length:
+                    self._grown_bytes *= 2
+                return
+            self._large = bytearray(self._view[self._start : self._end])
+            self._large_bytes, self._large_end = length, rest
+            rest = 0
+        elif max(rest, length - rest) >= few:
+            self._incomplete_bytes = length
+        if rest >= few and self._shared is not None:
+            if not self._has_taken:
+                self._has_taken = True
+                self._shared.take()
+            if self._partial is not None:
+                self._partial.received(self, size)
+        elif not rest or self._shared is not None:
+            self._rest = bytes(self._view[self._start : self._end]) if rest else b""
+            self._start = self._end = 0
+            self._leave_shared()
+
+    def _leave_shared(self) -> None:
+        """The reader needs no buffer until it receives again."""
+        if self._shared is None:
+            return
+        if self._has_taken:
+            self._has_taken = False
+            self._shared.give_back(self._view)
+            if self._partial is not None:
+                self._partial.ended(self)
+        self._view = _NOTHING
 
     @property
     def awaits_rest(self) -> bool:
@@ -204,20 +274,22 @@ class FrameReader:
 
     def grow(self, buffer_bytes: int) -> None:
         """Use a larger buffer from the next `get_buffer` on, and stop counting partial frames: for a trusted peer with large frames."""
-        self._grown_bytes = max(buffer_bytes, len(self._buffer))
+        self._grown_bytes = max(buffer_bytes, len(self._view))
 
     def _grow(self) -> None:
-        rest = self._rest or bytes(self._view[self._start : self._end])
-        self._is_shared, self._rest, self._partial = False, b"", None
-        self._buffer = bytearray(self._grown_bytes)
-        self._view = memoryview(self._buffer)
-        self._view[: len(rest)] = rest
-        self._start, self._end, self._grown_bytes = 0, len(rest), 0
+        rest = self._rest or self._view[self._start : self._end]
+        view = memoryview(bytearray(self._grown_bytes))
+        view[: len(rest)] = rest
+        self._start, self._end, self._incomplete_bytes, self._grown_bytes = 0, len(rest), 0, 0
+        self._leave_shared()
+        self._shared, self._rest, self._partial = None, b"", None
+        self._view = view
 
     def release(self) -> None:
         """Free the buffers at the end of the stream, before the connection is garbage-collected."""
-        self._buffer, self._view, self._large, self._rest = bytearray(), memoryview(b""), None, b""
-        self._start = self._end = 0
+        self._leave_shared()
+        self._view, self._large, self._rest = _NOTHING, None, b""
+        self._start = self._end = self._incomplete_bytes = 0
         if self._partial is not None:
             self._partial.ended(self)
 
@@ -226,15 +298,6 @@ class FrameReader:
             f"not a frame: length {length} (16 to {self.frame_bytes_max}), kind {kind}, flags {flags}; "
             "is this the data port of a QMQ broker, and the peer a QMQ client?"
         )
-
-    def _move_rest_to_front(self) -> None:
-        rest = self._end - self._start
-        self._buffer[:rest] = self._buffer[self._start : self._end]
-        self._start, self._end = 0, rest
-
-    def _begin_large(self, start: int, length: int) -> None:
-        self._large = bytearray(self._view[start : self._end])
-        self._large_bytes, self._large_end = length, len(self._large)
 
     def _rest_of_large(self, large: bytearray) -> memoryview:
         """Room for at least one byte. The buffer doubles, so that growth copies each byte about once."""

@@ -14,7 +14,7 @@ from typing import Final, cast
 from qmq import limits
 from qmq.errors import ProtocolViolation
 from qmq.wire import reachable
-from qmq.wire.frame import Frame, FrameReader
+from qmq.wire.frame import Frame, FrameReader, SharedBuffer
 from qmq.wire.partial_frames import PartialFrames
 
 SOCKET_BYTES: Final = 2 * limits.MIB
@@ -38,7 +38,7 @@ class FrameStream(asyncio.BufferedProtocol):
         on_writable: Callable[[], None],
         on_violation: Callable[[ProtocolViolation], None],
         frame_bytes_max: int = limits.FRAME_BYTES_MAX,
-        shared: bytearray | None = None,
+        shared: SharedBuffer | None = None,
         partial: PartialFrames | None = None,
     ) -> None:
         self.reader = FrameReader(frame_bytes_max, shared=shared, partial=partial)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq.errors import ProtocolViolation
-from qmq.wire.frame import HEADER_BYTES, FrameKind, FrameReader, frame
+from qmq.wire.frame import HEADER_BYTES, FrameKind, FrameReader, SharedBuffer, frame
 
 FRAMES = st.lists(
     st.tuples(st.sampled_from(list(FrameKind)), st.integers(0, 2**32 - 1), st.binary(max_size=300), st.integers(0, 2**32 - 1)),
@@ -103,6 +103,78 @@ def test_a_buffer_grows_between_frames_without_losing_a_byte() -> None:
     assert found == [(1, b"a" * 10), (2, b"b" * 500), (3, b"")]
 
 
+def large_frames(count: int, payload_bytes: int) -> tuple[bytes, list[tuple[int, int, bytes, int]]]:
+    """(the stream, what a reader finds in it)"""
+    found = [(int(FrameKind.PRODUCE), number, bytes([number]) * payload_bytes, 0) for number in range(count)]
+    return b"".join([frame(kind, number, payload) for kind, number, payload, _ in found]), found
+
+
+@pytest.mark.parametrize("piece_bytes", [30_000, 65_000, 200_000, 1 << 20])
+@pytest.mark.parametrize("is_shared", [True, False])
+@pytest.mark.parametrize("payload_bytes", [100_000, 256 * 1024 + 1000, 700_000, 3 << 20])
+def test_large_frames_come_whole_in_any_pieces(payload_bytes: int, is_shared: bool, piece_bytes: int) -> None:
+    data, expected = large_frames(5, payload_bytes)
+    assert feed(FrameReader(shared=SharedBuffer() if is_shared else None), data, [piece_bytes]) == expected
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_full_batches_are_received_without_new_memory(is_shared: bool) -> None:
+    """A batch of 256 KiB used to be copied twice into new buffers before it was complete."""
+    data, _ = large_frames(12, 256 * 1024 + 1000)
+    stream, at = memoryview(data), 0
+    reader = FrameReader(shared=SharedBuffer() if is_shared else None)
+    tracemalloc.start()
+    try:
+        while at < len(stream):
+            buffer = reader.get_buffer()
+            count = min(len(buffer), len(stream) - at)
+            buffer[:count] = stream[at : at + count]
+            reader.received(count)
+            at += count
+        assert tracemalloc.get_traced_memory()[1] < 400 * 1024  # one more buffer, while the first keeps the beginning of a frame
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_buffer_of_one_reader_is_kept_for_the_next_large_answer() -> None:
+    data, expected = large_frames(1, 1_300_000)
+    reader = FrameReader()
+    assert feed(reader, data, [1 << 20]) == expected
+    tracemalloc.start()
+    try:
+        for at in range(0, len(data), 100_000):
+            buffer = reader.get_buffer()
+            piece = memoryview(data)[at : at + min(100_000, len(buffer))]
+            buffer[: len(piece)] = piece
+            found = reader.received(len(piece))
+        assert found[0].payload == expected[0][2]
+        assert tracemalloc.get_traced_memory()[1] < 64 * 1024
+    finally:
+        tracemalloc.stop()
+
+
+def test_readers_that_keep_a_shared_buffer_give_it_back() -> None:
+    shared = SharedBuffer(1 << 16)
+    data = frame(FrameKind.PRODUCE, 1, bytes(60_000))
+    readers = [FrameReader(shared=shared) for _ in range(50)]
+    for each in readers:
+        feed(each, data[:50_000], [1 << 16])
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for each in readers[:40]:
+            assert len(feed(each, data[50_000:], [1 << 16])) == 1
+        for each in readers[40:]:
+            each.release()
+        again = [FrameReader(shared=shared) for _ in range(3)]
+        for each in again:  # the spare buffers are enough for these
+            feed(each, data[:50_000], [1 << 16])
+        assert tracemalloc.get_traced_memory()[0] - before < 32 * 1024
+    finally:
+        tracemalloc.stop()
+    assert not any(each.awaits_rest for each in readers)
+
+
 def test_a_frame_that_only_asks_is_refused_by_its_header_if_it_is_large() -> None:
     for kind in (FrameKind.ATTACH, FrameKind.FETCH, FrameKind.LANE_ATTACH, FrameKind.PULL):
         with pytest.raises(ProtocolViolation, match="at most 65536 bytes"):
@@ -123,7 +195,7 @@ def test_a_frame_that_is_announced_takes_memory_only_as_it_comes() -> None:
 
 @given(FRAMES, FRAMES, st.lists(st.integers(1, 400), min_size=1, max_size=10), st.integers(0, 2**32))
 def test_readers_that_share_a_buffer_do_not_mix_their_bytes(one: list, other: list, sizes: list[int], seed: int) -> None:
-    shared, random = bytearray(256), Random(seed)
+    shared, random = SharedBuffer(256), Random(seed)
     readers = [FrameReader(shared=shared), FrameReader(shared=shared)]
     left = [b"".join(frame(k, r, p, d) for k, r, p, d in frames) for frames in (one, other)]
     found: list[list] = [[], []]
@@ -140,7 +212,7 @@ def test_readers_that_share_a_buffer_do_not_mix_their_bytes(one: list, other: li
 
 
 def test_readers_that_share_a_buffer_hold_nothing_of_their_own() -> None:
-    shared = bytearray(1 << 16)
+    shared = SharedBuffer(1 << 16)
     tracemalloc.start()
     try:
         readers = [FrameReader(shared=shared) for _ in range(1000)]
