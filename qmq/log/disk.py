@@ -120,9 +120,7 @@ class Disk:
             self.close(fd)
 
     def drop_cached(self, fd: int, size: int, at: int) -> None:
-        """Drop a part of a file from the page cache, except for unwritten pages. The kernel keeps a block of pages that is not wholly inside
-        the part.
-        """
+        """Drop a part of a file from the page cache, except for unwritten pages. A block of pages that is only in part inside it stays."""
         if size and hasattr(os, "posix_fadvise"):  # a size of 0 would mean the rest of the file
             os.posix_fadvise(fd, at, size, os.POSIX_FADV_DONTNEED)
 

@@ -8,7 +8,7 @@ logs from their oldest entry to the last flushed one, checks every checksum, and
 
 It runs in a separate thread and does not disturb the store: it opens the files itself (retention closes the store's), never waits for the
 store, and reports damage only if the log was not cut in between and a second read finds it again. Deleted segments are skipped, and so are
-those that are only in the object store: each read of them checks their chunks. Except in the newest segment, pages that a slice has read are
+those that are only in the object store: each read of them checks their chunks. Except in the newest segment, the pages of a slice are
 dropped from the page cache: scrubbing does not displace what consumers read, and the next round reads the disk, not memory. The segment's
 other pages stay: a consumer may be reading them.
 """
