@@ -10,26 +10,47 @@ from hdrh.histogram import HdrHistogram
 PUBLISH_US_MAX: Final = 60_000_000
 END_TO_END_US_MAX: Final = 12 * 3_600_000_000
 DIGITS: Final = 5
-"""Ranges and precision of the histograms, as the benchmark's own workers have them: their sums are made by adding histograms."""
 RANGES_US: Final = {"publishLatency": PUBLISH_US_MAX, "publishDelayLatency": PUBLISH_US_MAX, "endToEndLatency": END_TO_END_US_MAX}
+"""Ranges and precision of the histograms, as the benchmark's own workers have them: the coordinator adds histograms."""
+
+Counts = dict[str, Counter[int]]
 
 
 class Latencies:
-    """Microseconds of each kind of latency since the last `taken`."""
+    """Microseconds of each kind of latency, since the last `period` and since the last `total`."""
 
     def __init__(self) -> None:
-        self._found: dict[str, Counter[int]] = {name: Counter() for name in RANGES_US}
+        self._new, self._period, self._total = _none(), _none(), _none()
 
     def add(self, name: str, latency_us: int) -> None:
         """Count one latency. What is above the histogram's range counts as its end."""
-        self._found[name][min(latency_us, RANGES_US[name])] += 1
+        self._new[name][min(latency_us, RANGES_US[name])] += 1
 
-    def taken(self) -> dict[str, str]:
-        """Each histogram in HdrHistogram's compressed V2 encoding as base64, which Jackson reads as bytes. The counts then start at
-        zero.
-        """
-        found, self._found = self._found, {name: Counter() for name in RANGES_US}
-        return {name: encoded(found[name], RANGES_US[name]) for name in RANGES_US}
+    def period(self) -> dict[str, str]:
+        """Each histogram in HdrHistogram's compressed V2 encoding as base64, which Jackson reads as bytes. The next one starts at zero."""
+        self._spread()
+        found, self._period = self._period, _none()
+        return _histograms(found)
+
+    def total(self) -> dict[str, str]:
+        """The same for all periods since the last call of `total`."""
+        self._spread()
+        found, self._total = self._total, _none()
+        return _histograms(found)
+
+    def _spread(self) -> None:
+        for name, found in self._new.items():
+            self._period[name].update(found)
+            self._total[name].update(found)
+        self._new = _none()
+
+
+def _none() -> Counts:
+    return {name: Counter() for name in RANGES_US}
+
+
+def _histograms(found: Counts) -> dict[str, str]:
+    return {name: encoded(found[name], highest_us) for name, highest_us in RANGES_US.items()}
 
 
 def encoded(latencies_us: Counter[int], highest_us: int) -> str:
@@ -55,7 +76,7 @@ class WorkerStats:
 
     def reset_latencies(self) -> None:
         """Forget the latencies. The counters continue."""
-        self._latencies, self._all_latencies = Latencies(), Latencies()
+        self._latencies = Latencies()
 
     def probed(self) -> None:
         """A message that only shows that a producer works is stored."""
@@ -72,22 +93,22 @@ class WorkerStats:
         self._period["messageSendErrors"] += 1
         self._total["messageSendErrors"] += 1
 
-    def received(self, size: int, latency_ns: int) -> None:
-        """A message came `latency_ns` after it was given to the producer. Zero is no latency: the clock is in milliseconds."""
+    def received(self, size: int, latency_ms: int) -> None:
+        """A message came `latency_ms` after it was given to the producer. The benchmark's workers leave out zero, and so does this one."""
         self._add("messagesReceived", size, "bytesReceived")
-        if latency_ns > 0:
-            self._latency("endToEndLatency", latency_ns)
+        if latency_ms > 0:
+            self._latency("endToEndLatency", latency_ms * 1_000_000)
 
     def period(self) -> dict[str, Any]:
         """Counts and latencies since the last call."""
         found, self._period = self._period, Counter()
         counted = ("messagesSent", "messageSendErrors", "bytesSent", "messagesReceived", "bytesReceived")
         total = {f"total{name[0].upper()}{name[1:]}": count for name, count in self.counters().items()}
-        return {name: found[name] for name in counted} | total | self._latencies.taken()
+        return {name: found[name] for name in counted} | total | self._latencies.period()
 
     def latencies(self) -> dict[str, str]:
         """Latencies since the last reset or the last call."""
-        return self._all_latencies.taken()
+        return self._latencies.total()
 
     def counters(self) -> dict[str, int]:
         """Messages since the last reset."""
@@ -100,4 +121,3 @@ class WorkerStats:
 
     def _latency(self, name: str, latency_ns: int) -> None:
         self._latencies.add(name, latency_ns // 1_000)
-        self._all_latencies.add(name, latency_ns // 1_000)

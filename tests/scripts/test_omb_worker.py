@@ -19,7 +19,7 @@ from support import NodeProcess
 sys.path.append(str(Path(__file__).parents[2] / "scripts" / "openmessaging"))
 
 from pace import Pace, keys_of
-from worker_stats import END_TO_END_US_MAX, Latencies, encoded
+from worker_stats import END_TO_END_US_MAX, Latencies, WorkerStats, encoded
 
 ROOT = Path(__file__).parents[2]
 PAYLOADS = [b"a" * 100, b"b" * 100]
@@ -95,7 +95,7 @@ def test_a_worker_does_the_work_of_a_whole_benchmark(worker: httpx.Client, node_
     [
         ("/create-topics", b'{"numberOfTopics": 1, "numberOfPartitionsPerTopic": 1}', "POST /initialize-driver"),
         ("/initialize-driver", b"- a list", "a driver's file is a mapping"),
-        ("/start-load", b'{"payloadData": [], "publishRate": 1}', "needs payloads and producers"),
+        ("/start-load", b'{"payloadData": [], "publishRate": 1}', "needs payloads"),
         ("/adjust-publish-rate", b"fast", "could not convert"),
     ],
 )
@@ -121,11 +121,35 @@ def test_keys_are_as_the_workload_says() -> None:
         keys_of("SOME", random.Random(1))
 
 
-def test_latencies_are_counted_once_and_the_largest_is_kept() -> None:
+def test_a_worker_without_producers_takes_part_in_a_load(worker: httpx.Client, node_process: NodeProcess) -> None:
+    assert worker.post("/initialize-driver", content=f"server: {node_process.start()}\n").status_code == 200
+    post(worker, "/create-producers", [])
+    post(worker, "/create-consumers", {"topicsSubscriptions": []})
+    post(worker, "/probe-producers")
+    post(worker, "/start-load", {"publishRate": 1_000.0, "keyDistributorType": "NO_KEY", "payloadData": [base64.b64encode(b"a").decode()]})
+    post(worker, "/adjust-publish-rate", 2_000.0)
+    assert worker.get("/period-stats").json()["messagesSent"] == 0
+    post(worker, "/stop-all")
+
+
+def test_latencies_are_counted_once_a_period_and_once_in_total() -> None:
     latencies = Latencies()
     for latency_us in (5, 5, END_TO_END_US_MAX + 1):
         latencies.add("endToEndLatency", latency_us)
-    taken = HdrHistogram.decode(latencies.taken()["endToEndLatency"].encode())
+    taken = HdrHistogram.decode(latencies.period()["endToEndLatency"].encode())
     assert (taken.get_total_count(), taken.get_count_at_value(5)) == (3, 2)
     assert taken.get_max_value() >= END_TO_END_US_MAX
-    assert counts_of(latencies.taken()["endToEndLatency"]) == counts_of(encoded(Counter(), END_TO_END_US_MAX)) == 0
+    latencies.add("endToEndLatency", 6)
+    assert counts_of(latencies.total()["endToEndLatency"]) == 4
+    assert counts_of(latencies.period()["endToEndLatency"]) == 1
+    assert counts_of(latencies.total()["endToEndLatency"]) == counts_of(encoded(Counter(), END_TO_END_US_MAX)) == 0
+
+
+def test_end_to_end_latencies_are_whole_milliseconds_above_zero() -> None:
+    stats = WorkerStats()
+    for latency_ms in (0, 1, 3):
+        stats.received(100, latency_ms)
+    period = stats.period()
+    taken = HdrHistogram.decode(period["endToEndLatency"].encode())
+    assert (period["messagesReceived"], taken.get_total_count()) == (3, 2)
+    assert [taken.get_count_at_value(us) for us in (1_000, 3_000)] == [1, 1]
