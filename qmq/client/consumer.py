@@ -36,7 +36,7 @@ from qmq.client.long_retries import Retries, SendDirected
 from qmq.client.loop_round import WaitingTask
 from qmq.client.message import Message, Messages, Slice, error_text
 from qmq.client.prefetch_limits import allowance, bytes_allowance, check_limits, wait_ms
-from qmq.client.ready_messages import ReadyMessages, clock_of
+from qmq.client.ready_form import ReadyMessages, clock_of
 from qmq.errors import CallerError, ClientClosed, InvalidArgument, MessagesExpired, QmqError, StaleDelivery
 from qmq.model import BROADCAST, check_name
 from qmq.wire.settle_payloads import BY_GROUP_MS, Verdict
@@ -120,7 +120,7 @@ class Consumer:
         self._has_failed = False
         self._follower: asyncio.Task[None] | None = None
         self._resetting: dict[str, asyncio.Task[None]] = {}
-        self.ready = ReadyMessages(Message, clock_of(self._loop), self.next_ready, self._next_waited, self._is_auto)
+        self.ready = ReadyMessages(Message, clock_of(self._loop), self.next_ready, self._next, self._is_auto)
         self._serving: Attachment | None = None
         self._left_of_turn = 0
         self._is_closed = self._is_paused = self._is_resting = self._is_draining = False
@@ -147,6 +147,9 @@ class Consumer:
             self._left_of_turn -= 1
             self._left_of_turn -= attachment.begin_run(self._left_of_turn)
         return message
+
+    async def _next(self) -> Message:
+        return self.ready.keep(self.next_ready() or await self._next_waited())
 
     async def _next_waited(self) -> Message:
         attachment, part = await self._next_slice(1)
@@ -446,7 +449,7 @@ class Consumer:
         self._is_closed = True
         self._notify()
         await self._retries.close()
-        message, self.ready.current = self.ready.current, None
+        message = self.ready.forget()
         if message is not None and self._is_auto and not message.is_settled and self.ready.settler is not None:
             delay = BY_GROUP_MS if isinstance(error, Exception) else 0
             why = error_text(error) if error is not None else "the consumer was closed"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from qmq.client.connection import Connection
-from qmq.client.ready_messages import ReadyMessages
+from qmq.client.ready_form import ReadyMessages
 from qmq.client.route_book import Master
 from qmq.errors import QmqError
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 from qmq import limits
 from qmq.batch import BatchView
-from qmq.client.ready_messages import MessageFields
+from qmq.client.ready_form import MessageFields
 from qmq.errors import CorruptBatch, DelayTooLong, InvalidArgument
 from qmq.model import MessageId
 from qmq.targeted import failures

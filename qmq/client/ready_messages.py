@@ -10,18 +10,11 @@ failed, or somebody else takes or drops messages of the slice. A run also ends w
 
 from __future__ import annotations
 
-import asyncio
 import math
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from itertools import repeat
 from operator import length_hint
 from typing import Any, Generic, Protocol, TypeVar
-
-
-def clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
-    """The event loop's clock: what `time` of asyncio's own event loops calls, and `time` of others."""
-    return time.monotonic if type(loop).time is asyncio.BaseEventLoop.time else loop.time
 
 
 class MessageFields:
@@ -81,8 +74,8 @@ class ReadyMessages(Generic[MessageT]):
     """Iterates over a consumer's messages. `current` is the message that the loop works on. It is acknowledged through `settler` when the
     loop asks for the next one, if it has no verdict and acknowledgement is automatic.
 
-    `make` is the class of the messages. `refill` returns the next message if it needs no waiting, and may begin a run; `wait` returns the
-    next message in any case.
+    `make` is the class of the messages. `refill` returns the next message if it needs no waiting, and may begin a run. `wait` returns the
+    next message in any case, and calls `keep` with it.
     """
 
     __slots__ = ("_clock", "_is_auto", "_make", "_places", "_refill", "_run", "_slice", "_stop", "_until_s", "_wait", "current", "settler")
@@ -132,9 +125,19 @@ class ReadyMessages(Generic[MessageT]):
             self.current = None
             if self._is_auto and not current.is_settled and self.settler is not None:
                 self.settler.ack(current.pull_sequence)
-        message = self.take()
+        message = next(self._run, None) if self._clock() <= self._until_s else None
         if message is None:
-            message = await self._wait()
-        # Kept apart, because the application may redirect the message's verdicts (qmq/blocking.py).
+            return await self._wait()
         self.current, self.settler = message, message._settler
+        return message
+
+    def keep(self, message: MessageT) -> MessageT:
+        """The loop gets this message."""
+        # The settler is kept apart, because the application may redirect the message's verdicts (qmq/blocking.py).
+        self.current, self.settler = message, message._settler
+        return message
+
+    def forget(self) -> MessageT | None:
+        """The loop has no message any more; returns the one that it had."""
+        message, self.current = self.current, None
         return message

@@ -37,7 +37,7 @@ from qmq.client.connection import OnAnswer
 from qmq.client.consumer_session import ANSWER_S, ConsumerCalls, ConsumerSession, Terms
 from qmq.client.long_retries import LongRetry
 from qmq.client.message import Slice, retry_ms
-from qmq.client.ready_messages import GatheredAcks
+from qmq.client.ready_form import GatheredAcks
 from qmq.client.settle_report import SettleReporter, counted
 from qmq.client.settlements import Outstanding, Settlements, SettleRequest, count, in_frames
 from qmq.clock import ms_of

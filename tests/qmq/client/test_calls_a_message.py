@@ -1,5 +1,5 @@
 """How many of the client's functions run for a message, by path. Ceilings, so that the numbers grow only on purpose: unlike times, they are
-the same on every machine.
+the same on every machine. The two ceilings of a path are for the compiled part and for the Python form (docs/PROFILE.md).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest
 from support import node_config, running
 
 import qmq
+from qmq.client.ready_form import IS_COMPILED
 
 CLIENT = str(Path(qmq.__file__).parent / "client") + "/"
 TASKS, SENDS = 100, 20
@@ -73,7 +74,7 @@ async def test_an_awaited_send_of_one_task_takes_at_most_70_calls(mq: qmq.Client
     assert calls.total() <= 70 * MESSAGES, per_message(calls, MESSAGES)
 
 
-async def test_a_message_of_a_loop_with_automatic_ack_takes_at_most_6_calls(mq: qmq.Client) -> None:
+async def test_a_message_of_a_loop_with_automatic_ack_takes_one_call_or_six(mq: qmq.Client) -> None:
     left = MESSAGES
     async with mq.consumer("s", "g") as consumer:
         await anext(consumer)
@@ -82,7 +83,20 @@ async def test_a_message_of_a_loop_with_automatic_ack_takes_at_most_6_calls(mq: 
                 left -= 1
                 if left == 1:
                     break
-    assert calls.total() <= 6 * MESSAGES, per_message(calls, MESSAGES)
+    assert calls.total() <= (1 if IS_COMPILED else 6) * MESSAGES, per_message(calls, MESSAGES)
+
+
+async def test_an_explicit_ack_takes_one_more_call_or_two(mq: qmq.Client) -> None:
+    left = MESSAGES
+    async with mq.consumer("s", "g", ack="explicit") as consumer:
+        await anext(consumer)
+        with calls_of_the_client() as calls:
+            async for message in consumer:
+                await message.ack()
+                left -= 1
+                if left == 1:
+                    break
+    assert calls.total() <= (2 if IS_COMPILED else 7) * MESSAGES, per_message(calls, MESSAGES)
 
 
 async def test_a_message_of_a_batch_takes_one_call(mq: qmq.Client) -> None:
@@ -94,7 +108,7 @@ async def test_a_message_of_a_batch_takes_one_call(mq: qmq.Client) -> None:
     assert calls.total() <= len(bodies) + 10, per_message(calls, len(bodies))
 
 
-async def test_a_message_of_a_listener_takes_at_most_8_calls(mq: qmq.Client) -> None:
+async def test_a_message_of_a_listener_takes_at_most_4_calls_or_8(mq: qmq.Client) -> None:
     left = MESSAGES
 
     async def handle(body: bytes) -> None:
@@ -106,4 +120,4 @@ async def test_a_message_of_a_listener_takes_at_most_8_calls(mq: qmq.Client) -> 
     mq.listen("s", handle, "g")
     with calls_of_the_client() as calls:
         await mq.run()
-    assert calls.total() <= 8 * MESSAGES, per_message(calls, MESSAGES)
+    assert calls.total() <= (4 if IS_COMPILED else 8) * MESSAGES, per_message(calls, MESSAGES)
