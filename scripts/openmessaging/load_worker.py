@@ -14,7 +14,7 @@ from typing import Any, Final
 import yaml
 from pace import Pace, keys_of
 from qmq_ordering.hashing import LOGICAL_PARTITIONS
-from worker_stats import WorkerStats
+from worker_stats import Sent, WorkerStats
 
 import qmq
 from qmq.client.client import Client
@@ -149,27 +149,26 @@ class LoadWorker:
         producers = itertools.cycle(self._producers)
         while True:
             due = self._pace.due(time.perf_counter_ns(), ROUND_MESSAGES)
-            sending: dict[Ticket, list[tuple[int, int, int]]] = {}
+            sending: dict[Ticket, list[Sent]] = {}
             for intended_ns in due:
-                body, producer = source.choice(payloads), next(producers)
+                body, producer, sent_ns = source.choice(payloads), next(producers), time.perf_counter_ns()
                 if producer.full:
                     await producer.drain()
                 ticket = producer.send(body, next(keys))  # type: ignore[arg-type]  # an ordered one refuses a message without a key
-                sending.setdefault(ticket, []).append((len(body), intended_ns, time.perf_counter_ns()))
+                sending.setdefault(ticket, []).append((len(body), intended_ns, sent_ns))
             for ticket, messages in sending.items():
                 ticket.when_decided(lambda ticket=ticket, messages=messages: self._decided(ticket, messages))  # type: ignore[misc]
             await asyncio.sleep(0 if len(due) == ROUND_MESSAGES else PAUSE_S)
 
-    def _decided(self, ticket: Ticket, messages: list[tuple[int, int, int]]) -> None:
-        now_ns, is_stored = time.perf_counter_ns(), not isinstance(ticket.decided, QmqError)
-        for size, intended_ns, sent_ns in messages:
-            if is_stored:
-                self.stats.sent(size, intended_ns, sent_ns, now_ns)
-            else:
-                self.stats.failed()
+    def _decided(self, ticket: Ticket, messages: list[Sent]) -> None:
+        if isinstance(ticket.decided, QmqError):
+            self.stats.failed(len(messages))
+        else:
+            self.stats.sent(messages, time.perf_counter_ns())
 
     async def _consume(self, consumer: Any) -> None:
         async with consumer:
             async for message in consumer:
                 self.stats.received(len(message.body), time.time_ns() // 1_000_000 - message.create_time_ms)
-                await self._running.wait()
+                if not self._running.is_set():
+                    await self._running.wait()

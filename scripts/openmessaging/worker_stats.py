@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from hdrh.histogram import HdrHistogram
@@ -22,9 +23,9 @@ class Latencies:
     def __init__(self) -> None:
         self._new, self._period, self._total = _none(), _none(), _none()
 
-    def add(self, name: str, latency_us: int) -> None:
-        """Count one latency. What is above the histogram's range counts as its end."""
-        self._new[name][min(latency_us, RANGES_US[name])] += 1
+    def add(self, name: str, latencies_us: Iterable[int]) -> None:
+        """Count latencies. What is above the histogram's range counts as its end."""
+        self._new[name].update(latencies_us)
 
     def period(self) -> dict[str, str]:
         """Each histogram in HdrHistogram's compressed V2 encoding as base64, which Jackson reads as bytes. The next one starts at zero."""
@@ -57,9 +58,13 @@ def encoded(latencies_us: Counter[int], highest_us: int) -> str:
     """One histogram."""
     histogram = HdrHistogram(1, highest_us, DIGITS)
     for latency_us, count in latencies_us.items():
-        histogram.record_value(latency_us, count)
+        histogram.record_value(min(latency_us, highest_us), count)
     text: str = histogram.encode().decode()
     return text
+
+
+Sent = tuple[int, int, int]
+"""A message: its size, when it was to be sent, and when it was given to the client, in nanoseconds."""
 
 
 class WorkerStats:
@@ -82,22 +87,22 @@ class WorkerStats:
         """A message that only shows that a producer works is stored."""
         self._total["messagesSent"] += 1
 
-    def sent(self, size: int, intended_ns: int, sent_ns: int, stored_ns: int) -> None:
-        """A message of `size` bytes is stored. It was sent `sent_ns - intended_ns` after its time."""
-        self._add("messagesSent", size, "bytesSent")
-        self._latency("publishLatency", stored_ns - sent_ns)
-        self._latency("publishDelayLatency", max(0, sent_ns - intended_ns))
+    def sent(self, messages: Sequence[Sent], stored_ns: int) -> None:
+        """Messages are stored."""
+        self._add("messagesSent", len(messages), "bytesSent", sum(size for size, _, _ in messages))
+        self._latencies.add("publishLatency", [(stored_ns - sent_ns) // 1_000 for _, _, sent_ns in messages])
+        self._latencies.add("publishDelayLatency", [max(0, sent_ns - intended_ns) // 1_000 for _, intended_ns, sent_ns in messages])
 
-    def failed(self) -> None:
-        """A message could not be stored."""
-        self._period["messageSendErrors"] += 1
-        self._total["messageSendErrors"] += 1
+    def failed(self, messages: int) -> None:
+        """Messages could not be stored."""
+        self._period["messageSendErrors"] += messages
+        self._total["messageSendErrors"] += messages
 
     def received(self, size: int, latency_ms: int) -> None:
         """A message came `latency_ms` after it was given to the producer. The benchmark's workers leave out zero, and so does this one."""
-        self._add("messagesReceived", size, "bytesReceived")
+        self._add("messagesReceived", 1, "bytesReceived", size)
         if latency_ms > 0:
-            self._latency("endToEndLatency", latency_ms * 1_000_000)
+            self._latencies.add("endToEndLatency", (latency_ms * 1_000,))
 
     def period(self) -> dict[str, Any]:
         """Counts and latencies since the last call."""
@@ -114,10 +119,7 @@ class WorkerStats:
         """Messages since the last reset."""
         return {name: self._total[name] for name in ("messagesSent", "messageSendErrors", "messagesReceived")}
 
-    def _add(self, name: str, size: int, bytes_name: str) -> None:
-        self._period[name] += 1
+    def _add(self, name: str, messages: int, bytes_name: str, size: int) -> None:
+        self._period[name] += messages
         self._period[bytes_name] += size
-        self._total[name] += 1
-
-    def _latency(self, name: str, latency_ns: int) -> None:
-        self._latencies.add(name, latency_ns // 1_000)
+        self._total[name] += messages
