@@ -140,8 +140,12 @@ class Consumer:
     def next_ready(self) -> Message | None:
         """The next message, if it can be handed out without waiting. `ready` then has the messages behind it."""
         attachment = self._serving
-        if attachment is None or not self._left_of_turn or self._has_failed or self.is_paused:
+        if attachment is None or self._most_once or self._has_failed or self.is_paused:
             return None
+        if not self._left_of_turn:
+            if any(each.slices for each in self._attachments if each is not attachment):
+                return None
+            self._left_of_turn = TURN_MESSAGES
         message = attachment.next_ready()
         if message is not None:
             self._left_of_turn -= 1

@@ -50,7 +50,7 @@ log = logging.getLogger("qmq.client")
 
 SETTLE_DELAY_S: Final = 0.005
 ACKS_MAX: Final = 64
-"""Acknowledgements that are gathered before they are settled, so that pulls are sent in time."""
+"""Acknowledgements that are gathered before they are settled; an eighth of `prefetch` if that is more, so that pulls are sent in time."""
 _FOR_EVER: Final = 1 << 62
 
 
@@ -71,7 +71,7 @@ class Hold(GatheredAcks):
         """Acknowledge a message, and gather those behind it."""
         self.settle_acks()
         self.ack_first = self.ack_last = pull
-        self.ack_limit = pull + ACKS_MAX - 1
+        self.ack_limit = pull + self._verdicts.gathered_max - 1
         self._verdicts.loop.call_soon(self.settle_acks)
 
     def settle_acks(self) -> None:
@@ -179,6 +179,11 @@ class Verdicts:
     def waiting(self) -> int:
         """Messages whose verdict the broker has not answered."""
         return self.gathered + self._unsent.messages + sum([count(each.settlements) for each in list(self._requests)])
+
+    @property
+    def gathered_max(self) -> int:
+        """How many acknowledgements a `Hold` gathers."""
+        return max(ACKS_MAX, self._calls.prefetch() // 8)
 
     @property
     def gathered(self) -> int:
