@@ -33,6 +33,9 @@ class DispatchMark(IntEnum):
     PLANNED = 4
 
 
+_MARKS: Final = frozenset(DispatchMark)
+
+
 class DispatchRecord(NamedTuple):
     """Messages that got the same final state together."""
 
@@ -60,6 +63,8 @@ def decode_records(data: bytes) -> Iterator[tuple[int, DispatchRecord]]:
         end = at + _HEAD.size + size + (-size & 7)
         if end > len(data) or crc32c(data[at + 4 : end]) != crc:
             raise CorruptBatch("the checksum of a record is wrong")
+        if kind not in _MARKS:
+            raise CorruptBatch(f"this version of QMQ knows no record of kind {kind}")
         yield end, _record(data, at + _HEAD.size, kind, count)
         at = end
 

@@ -10,8 +10,8 @@ from google_crc32c import value as crc32c
 
 _T = TypeVar("_T")
 
-UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError)
-"""The errors that msgspec raises for bytes that are not the expected MessagePack."""
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""The errors that msgspec raises for bytes that are not the expected MessagePack; RecursionError for arrays in arrays in arrays."""
 _CHECKSUM: Final = Struct("<I")
 
 

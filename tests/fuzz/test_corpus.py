@@ -17,6 +17,8 @@ MENDED = (
     ("checked_files", b"\x04I\\"),
     ("checked_files", b"\x05O~"),
     ("backed_up_items", b'\x96\x92\xb5\xe7\xbb\xb4\x92\t"\x9d\xa4\xf5\xd6\x94\xe7 \xfd\xce\x98\x16<\x95\xdf$\xa3\x97\xff\xfb\x11\x08'),
+    ("dispatch_logs", b"\x01[ \x01\x00\x00\x00\x00\x02\x00\xf4\x02"),
+    ("schedule_marks", b"\x91" * 2_000),
     ("settings", b"\x08l"),
     ("sends", b"\n\x07\x1a\x05\x1a\x01i0c"),
     (
@@ -25,7 +27,7 @@ MENDED = (
         b"\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff\xff\xff\xff\xff\xff\x00\x08\x00\n",
     ),
 )
-"""Fuzzing found them: a UnicodeDecodeError, a struct.error, a ValueError of protobuf, errors of msgspec."""
+"""Fuzzing found them: a UnicodeDecodeError, a struct.error, ValueErrors of protobuf and an enum, errors of msgspec, a RecursionError."""
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -36,7 +38,7 @@ def test_what_fuzzing_kept_is_answered_by_a_value_or_a_typed_error(name: str) ->
         TARGETS[name](data)
 
 
-@pytest.mark.parametrize(("name", "data"), MENDED)
+@pytest.mark.parametrize(("name", "data"), MENDED, ids=[f"{number}-{name}" for number, (name, _) in enumerate(MENDED)])
 def test_what_fuzzing_found_is_answered_by_a_value_or_a_typed_error(name: str, data: bytes) -> None:
     TARGETS[name](data)
 
