@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from qmq.client.answer_watch import AnswerWatch
 from qmq.client.client_counters import ClientCounters
 from qmq.client.client_timing import TIMING, ClientTiming
 from qmq.client.connection import Connection, connect
@@ -47,6 +48,7 @@ class Links:
         """Nanoseconds since 1970, for all who use these links."""
         self.round = LoopRound()
         """The work of producers, consumers and connections at the end of a round of the event loop."""
+        self.answer_watch = AnswerWatch(timing.stall_s)
         self.store = store
         """The spool of verdicts that no broker has answered yet; None: they are kept in memory only."""
         self._tell_settled = tell_settled
@@ -112,6 +114,7 @@ class Links:
 
     async def close(self) -> None:
         self.is_closed = True
+        self.answer_watch.close()
         await self.locator.close()
         attempts = list(self._attempts.values())
         for attempt in attempts:

@@ -40,7 +40,7 @@ class MasterConnection(Generic[B]):
         self.connection: Connection | None = None
         self.is_closed = False
         self._links = links
-        self._answer_s, self._stall_s = links.timing.answer_s, links.timing.stall_s
+        self._answer_s = links.timing.answer_s
         self._target = target
         self._window = window
         self._tell = changed
@@ -51,7 +51,7 @@ class MasterConnection(Generic[B]):
         self._answers = 0
         self._wake: asyncio.TimerHandle | None = None
         self._wakes_at = math.inf
-        self._watch: asyncio.TimerHandle | None = None
+        self._is_watched = False
         self._reaching: asyncio.Task[None] | None = None
 
     # --- what subclasses say -------------------------------------------------------------------------------------------
@@ -106,8 +106,12 @@ class MasterConnection(Generic[B]):
             return
         left_s = min(max(batch.until - self._loop.time(), 0.1), self._answer_s)
         connection.request(self.kind, lambda answer: self._answered(connection, batch, attempt, answer), *batch.encoded, timeout_s=left_s)
-        if self._watch is None:
-            self._watch = self._loop.call_later(self._stall_s, self._look, self._answers)
+        if not self._is_watched:
+            self._watch()
+
+    def _watch(self) -> None:
+        self._is_watched = True
+        self._links.answer_watch.expect(self._look, self._answers, self._loop)
 
     # --- the way back --------------------------------------------------------------------------------------------------
 
@@ -138,15 +142,15 @@ class MasterConnection(Generic[B]):
 
     def _look(self, answers_before: int) -> None:
         """Check once a second, while batches are unanswered, whether the group answers at all."""
-        self._watch = None
+        self._is_watched = False
         if not self._window.flight or self.is_closed:
             return
         if self._answers == answers_before and self.connection is not None:
             self._window.stalled()
             self._links.locator.refresh(self._target)
             self._tell()
-        if self._watch is None and not self.is_closed:
-            self._watch = self._loop.call_later(self._stall_s, self._look, self._answers)
+        if not self._is_watched and not self.is_closed:
+            self._watch()
 
     # --- time ----------------------------------------------------------------------------------------------------------
 
@@ -235,8 +239,7 @@ class MasterConnection(Generic[B]):
         """Send no more batches; late answers are ignored."""
         self.is_closed = True
         self._detach()
-        for timer in (self._wake, self._watch):
-            if timer is not None:
-                timer.cancel()
+        if self._wake is not None:
+            self._wake.cancel()
         if self._reaching is not None:
             self._reaching.cancel()

@@ -1,0 +1,100 @@
+"""One timer looks after all destinations of a client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from qmq.client.answer_watch import AnswerWatch
+
+AFTER_S = 0.02
+
+
+class CountingLoop(asyncio.SelectorEventLoop):
+    """An event loop that counts its timers."""
+
+    timers = 0
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any, **options: Any) -> asyncio.TimerHandle:
+        self.timers += 1
+        return super().call_at(when, callback, *args, **options)
+
+
+def run(work: Callable[[CountingLoop], Any]) -> CountingLoop:
+    """Run a coroutine function in a loop that counts timers."""
+    with asyncio.Runner(loop_factory=CountingLoop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, CountingLoop)
+        runner.run(work(loop))
+        return loop
+
+
+def test_a_thousand_destinations_need_one_timer_and_are_looked_at_in_order() -> None:
+    looked: list[int] = []
+    ended = asyncio.Event()
+
+    async def work(loop: CountingLoop) -> None:
+        watch = AnswerWatch(AFTER_S)
+        loop.timers = 0
+        for number in range(1000):
+            watch.expect(looked.append, number, loop)
+        watch.expect(lambda _: ended.set(), 0, loop)
+        assert loop.timers == 1
+        await ended.wait()
+        watch.close()
+
+    run(work)
+    assert looked == list(range(1000))
+
+
+def test_a_look_may_ask_for_the_next_one() -> None:
+    async def work(loop: CountingLoop) -> None:
+        watch, seen, ended = AnswerWatch(AFTER_S), [], asyncio.Event()
+
+        def look(answers: int) -> None:
+            seen.append(answers)
+            if answers < 3:
+                watch.expect(look, answers + 1, loop)
+            else:
+                ended.set()
+
+        watch.expect(look, 1, loop)
+        await ended.wait()
+        assert seen == [1, 2, 3]
+        watch.close()
+
+    run(work)
+
+
+def test_a_look_that_fails_keeps_no_other_from_its_own() -> None:
+    async def work(loop: CountingLoop) -> None:
+        watch, ended, failures = AnswerWatch(AFTER_S), asyncio.Event(), []
+        loop.set_exception_handler(lambda _, said: failures.append(said["exception"]))
+
+        def fail(_: int) -> None:
+            raise ValueError("a look")
+
+        watch.expect(fail, 0, loop)
+        watch.expect(lambda _: ended.set(), 0, loop)
+        await ended.wait()
+        assert [str(each) for each in failures] == ["a look"]
+        watch.close()
+
+    run(work)
+
+
+def test_a_closed_watch_looks_at_nothing() -> None:
+    looked: list[int] = []
+
+    async def work(loop: CountingLoop) -> None:
+        watch, other, ended = AnswerWatch(AFTER_S), AnswerWatch(AFTER_S), asyncio.Event()
+        watch.expect(looked.append, 1, loop)
+        watch.close()
+        watch.expect(looked.append, 2, loop)
+        other.expect(lambda _: ended.set(), 0, loop)
+        await ended.wait()
+        other.close()
+
+    run(work)
+    assert looked == []
