@@ -34,6 +34,10 @@ from qmq.wire.frame_payloads import Produced
 
 BATCH_MESSAGES: Final = 1_000
 BATCH_BYTES: Final = 256 * limits.KIB
+NONE_OPEN: Final = OpenBatch()
+"""Stands for the open batch while there is none. A producer that rests keeps no batch for its next message: with 10,000 producers these
+would be cold memory when they are needed.
+"""
 _KINDS: Final = {"quorum": FrameKind.PRODUCE, "flushed": FrameKind.PRODUCE_FLUSHED, "master": FrameKind.PRODUCE_FAST}
 
 
@@ -129,7 +133,7 @@ class Producer(Backlog):
         self._batch_bytes = batch_bytes
         self._timeout_s = delivery_timeout_s
         self._body_bytes_max = body_bytes_max
-        self._open = OpenBatch(self._links.now_ns, self._links.round)
+        self._open = NONE_OPEN
         self._is_awake = False
         self._last_count = 0
         destination = destination or BrokerGroupDestination(subject, identity, kind, compression)
@@ -173,12 +177,17 @@ class Producer(Backlog):
         """First message in this round of the event loop: stamp the time, and flush at the end of the round."""
         self._check_open()
         self._is_awake = True
+        if self._open is NONE_OPEN:
+            self._open = OpenBatch(self._links.now_ns, self._links.round)
         self._open.stamp()
         self._links.round.at_end(self._end_of_round)
 
     def _end_of_round(self) -> None:
         self._is_awake = False
-        if self._open.bodies and self._pipes.is_idle:
+        if not self._open.bodies:
+            self._open = NONE_OPEN
+            self._pipes.send()
+        elif self._pipes.is_idle:
             self._close_open()
         else:
             self._pipes.send()
@@ -207,8 +216,7 @@ class Producer(Backlog):
         """Send columns in separate batches."""
         bodies = columns.bodies
         self._close_open()
-        if not self._is_awake or self._closed_bytes > BUFFER_BYTES_MAX:
-            self._wake()
+        self._check_open()
         tickets: list[Ticket] = []
         for begin in range(0, len(bodies), self._batch_messages):
             self._add_many(tickets, cut(columns, begin, begin + self._batch_messages), flags, create_time_ms)
@@ -220,21 +228,28 @@ class Producer(Backlog):
             self._add_many(tickets, cut(columns, 0, count // 2), flags, create_time_ms)
             self._add_many(tickets, cut(columns, count // 2, count), flags, create_time_ms)
             return
-        tickets.append(self._open.fill(columns, size, create_time_ms))
-        self._open.flags = flags
-        self._close_open()
+        filled = OpenBatch(self._links.now_ns, self._links.round)
+        tickets.append(filled.fill(columns, size, create_time_ms))
+        filled.flags = flags
+        self._close(filled)
 
     def _close_open(self) -> None:
         """Close the open batch, which is full, or whose round has ended."""
-        if not self._open.bodies:
+        filled = self._open
+        if not filled.bodies:
             return
-        batch = self._open.close(self._identity.next_sequence())
+        self._open = NONE_OPEN
+        if self._is_awake:
+            self._open = OpenBatch(self._links.now_ns, self._links.round)
+            self._open.stamp()
+        self._close(filled)
+
+    def _close(self, filled: OpenBatch) -> None:
+        """Number a batch, and send it."""
+        batch = filled.close(self._identity.next_sequence())
         batch.until = self._loop.time() + self._timeout_s
         self._taken(batch.size)
         self._last_count = len(batch.columns.bodies)
-        self._open = OpenBatch(self._links.now_ns, self._links.round)
-        if self._is_awake:
-            self._open.stamp()
         self._pipes.put(batch)
 
     def place_of_last(self, ticket: Ticket) -> int:
@@ -304,8 +319,9 @@ class Producer(Backlog):
     def _abandon_all(self) -> None:
         self._take_decided()
         self._pipes.abort(self._abandon)
-        self._open.ticket.fail(ClientClosed("the producer was closed before the message left"))
-        self._open = OpenBatch(self._links.now_ns, self._links.round)
+        if self._open is not NONE_OPEN:
+            self._open.ticket.fail(ClientClosed("the producer was closed before the message left"))
+        self._open, self._is_awake = NONE_OPEN, False
 
     def _abandon(self, batch: Batch, is_inflight: bool) -> None:
         outcome = Outcome.UNKNOWN if is_inflight or batch.is_uncertain else Outcome.NOT_STORED
