@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from qmq.broker.broker_config import BrokerConfig
 from qmq.broker.broker_counters import BrokerCounters
@@ -154,9 +154,11 @@ class Broker:
         """Replace the store of a broker that does not serve; the caller closes the previous one."""
         self._begin_on(store)
 
-    def cluster_changed(self, *, is_read_only: bool, master_address: str | None = None) -> None:
-        """The coordination store changed. `master_address` None: the change says nothing about a master."""
-        self.subjects.forget()
+    def cluster_changed(self, *, is_read_only: bool, master_address: str | None = None, subjects: Collection[str] | None = None) -> None:
+        """The coordination store changed: the settings of `subjects`, if they are given, and anything else. `master_address` None: the
+        change says nothing about a master.
+        """
+        self.subjects.forget(subjects)
         self.is_read_only = is_read_only
         if master_address is not None:
             self.master_address = master_address
@@ -300,8 +302,9 @@ class Broker:
         await waiter
 
     def _wake_queues(self, queues: list[Queue]) -> None:
-        for queue in dict.fromkeys(queues):
-            (self.lanes if queue.is_ordered else self.dispatch).wake_queue(queue)
+        found = dict.fromkeys(queues)
+        self.dispatch.wake_queues(found)
+        self.lanes.wake_queues(found)
 
     def _write_actions(self) -> None:
         try:

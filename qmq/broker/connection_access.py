@@ -107,6 +107,9 @@ class ConnectionAccess:
             self._subjects.clear()
             self._version = self._access.version
         if subject not in self._subjects:
+            if not self._access.is_on:  # nothing to require: the names need not be built
+                self._subjects.add(subject)
+                return
             self._require("PRODUCE", on_subject(Operation.PRODUCE, subject.decode("utf-8", "replace")))
             self._subjects.add(subject)
 

@@ -1,10 +1,10 @@
 """The destinations of producers: a queue of this broker, and the conditions for a batch. `BrokerSubjects` looks a destination up once, and
-again after the settings of subjects or routes have changed.
+again after the settings of its subject, or any route, have changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from qmq.broker.ordered_writes import Routing
@@ -63,14 +63,19 @@ class BrokerSubjects:
         self._look_up = look_up
         self._destinations = destinations
         self._has_consumers = has_consumers
-        self._found: dict[tuple[bytes, int], Destination] = {}
+        self._unordered: dict[bytes, Destination] = {}
+        """Destinations of partition 0, which follow from the subject's settings alone."""
+        self._partitions: dict[tuple[bytes, int], Destination] = {}
 
     def find_queue(self, subject: bytes, partition: int) -> Destination:
         """Raises InvalidArgument, InvalidName, UnknownSubject, OrderMismatch, RouteChanged."""
-        found = self._found.get((subject, partition))
+        found = self._partitions.get((subject, partition)) if partition else self._unordered.get(subject)
         if found is None:
             found = self._destinations.find(self._store, self.settings, subject, partition)
-            self._found[(subject, partition)] = found
+            if partition:
+                self._partitions[subject, partition] = found
+            else:
+                self._unordered[subject] = found
         return found
 
     def settings(self, name: str) -> SubjectConfig:
@@ -90,6 +95,14 @@ class BrokerSubjects:
         """Settings of a dead-letter queue follow from its name."""
         return SubjectConfig(name) if is_dead_letters(name) else self._look_up(name)
 
-    def forget(self) -> None:
-        """Settings of subjects may have changed: look destinations up again."""
-        self._found.clear()
+    def forget(self, subjects: Iterable[str] | None = None) -> None:
+        """The settings of these subjects, and routes, may have changed: look their destinations up again. None: of all subjects.
+
+        Looking up 10,000 subjects again because another one was created takes as long as a thousand batches.
+        """
+        self._partitions.clear()
+        if subjects is None:
+            self._unordered.clear()
+            return
+        for subject in subjects:
+            self._unordered.pop(subject.encode(), None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import replace
 from enum import Enum
 from typing import Final
@@ -422,9 +423,9 @@ class Dispatch:
             self.to_wake.pop(id(state), None)
             self.groups.drop(state)
 
-    def wake_queue(self, queue: Queue) -> None:
-        """Consumers may see more messages of this queue."""
-        for state in self.groups.of_queue(queue):
+    def wake_queues(self, queues: Iterable[Queue]) -> None:
+        """Consumers may see more messages of these queues."""
+        for state in self.groups.of_queues(queues):
             if state.waiters:
                 self.wake(state)
 

@@ -425,11 +425,15 @@ class Lanes:
         """The name of the holder's client; empty while it is not connected."""
         return next((each.peer.client for each in self._of_queue(queue) if each.group == group and each.token == token), "")
 
-    def wake_queue(self, queue: Queue) -> None:
-        """Consumers may see more messages of this queue."""
-        for session in self._by_queue.get(id(queue), {}).values():
-            if session.waiting is not None:
-                self._wake(session)
+    def wake_queues(self, queues: Iterable[Queue]) -> None:
+        """Consumers may see more messages of these queues."""
+        by_queue = self._by_queue
+        if not by_queue:
+            return
+        for queue in queues:
+            for session in by_queue.get(id(queue), {}).values():
+                if session.waiting is not None:
+                    self._wake(session)
 
     def wake_all(self) -> None:
         """Serve all waiting pulls that can be served."""

@@ -11,7 +11,7 @@ Rules:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
@@ -237,6 +237,13 @@ class QueueGroups:
     def of_queue(self, queue: Queue) -> list[QueueGroup]:
         """The groups that consume the queue."""
         return self._by_queue.get(id(queue), [])
+
+    def of_queues(self, queues: Iterable[Queue]) -> list[QueueGroup]:
+        """The groups that consume any of the queues."""
+        by_queue = self._by_queue
+        if not by_queue:
+            return []
+        return [state for queue in queues if id(queue) in by_queue for state in by_queue[id(queue)]]
 
     def __iter__(self) -> Iterator[QueueGroup]:
         return iter(list(self._states.values()))

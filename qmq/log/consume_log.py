@@ -119,6 +119,11 @@ class ConsumeLog:
         return self.persisted + len(self._tail) // ENTRY_BYTES
 
     @property
+    def has_files(self) -> bool:
+        """Whether the oldest valid entry is in a file, and not in memory."""
+        return self.first < self.persisted
+
+    @property
     def tail_bytes(self) -> int:
         """Bytes in memory only."""
         return len(self._tail)

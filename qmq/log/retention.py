@@ -77,7 +77,8 @@ class Retention:
                 self._failed("reading the consume log of %s failed: %s", queue.id, damage)
                 position = _surely_taken(store, before_ms, floor)
             kept_from = min(kept_from, position)
-            if self._firsts.get(queue) is not known or count % QUEUES_AT_ONCE == 0:
+            must_read = self._firsts.get(queue) is not known and queue.index.has_files
+            if must_read or count % QUEUES_AT_ONCE == 0:
                 yield
         self.dropped, store.droppable = self.dropped + store.droppable, []
         self._firsts = {queue: self._firsts[queue] for queue in store.queues.values() if queue in self._firsts}
@@ -141,15 +142,17 @@ class Retention:
         if start == self._index_start:
             return
         is_complete = True
-        for queue in list(store.queues.values()):
+        for count, queue in enumerate(list(store.queues.values()), 1):
             index = queue.index
+            must_read = index.has_files
             try:
                 if index.first < index.count and index.entry(index.first).position < start:
                     self.dropped += index.drop_before(index.find_position(start))
             except (LogDamaged, OSError) as damage:
                 is_complete = False
                 self._failed("reading the consume log of %s failed: %s", queue.id, damage)
-            yield
+            if must_read or count % QUEUES_AT_ONCE == 0:
+                yield
         if is_complete:
             self._index_start = start
 

@@ -253,7 +253,7 @@ class ReplicaNode:
 
     # --- while it runs -------------------------------------------------------------------------------------------------
 
-    def _changed(self, _: ViewChange) -> None:
+    def _changed(self, change: ViewChange) -> None:
         """Handle a change of the coordination store, which may come before the replica has started."""
         state = self.view.group(self.config.group)
         records = self.view.replicas(self.config.group)
@@ -261,7 +261,8 @@ class ReplicaNode:
         addresses = {**self.driver.identity.addresses, **addresses}
         self.driver.mesh.update(addresses)
         master_address = state.master.data_address if state.master is not None else None
-        self.broker.cluster_changed(is_read_only=state.mode is Mode.READ_ONLY, master_address=master_address)
+        is_read_only = state.mode is Mode.READ_ONLY
+        self.broker.cluster_changed(is_read_only=is_read_only, master_address=master_address, subjects=change.subjects)
         if SECRET in state.items:
             self.driver.know_secret(state.items[SECRET].value)
         if state.members is not None:

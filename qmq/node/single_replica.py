@@ -51,9 +51,10 @@ class SingleReplica:
         view.on_change(self._changed)
         self._changed(ViewChange())
 
-    def _changed(self, _: ViewChange) -> None:
+    def _changed(self, change: ViewChange) -> None:
         """Handle a change of the coordination store, which may come before the start."""
-        self.broker.cluster_changed(is_read_only=self._view.group(self._name).mode is Mode.READ_ONLY)
+        is_read_only = self._view.group(self._name).mode is Mode.READ_ONLY
+        self.broker.cluster_changed(is_read_only=is_read_only, subjects=change.subjects)
 
     async def start(self, host: str, data_port: int, control_port: int, *, also: AddServices | None = None) -> None:
         """Listen, and register. Raises OSError if a port is taken."""

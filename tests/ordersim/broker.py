@@ -111,10 +111,11 @@ class Replica(Process):
             routing=ViewRouting(self.view, self.group.name),
         )
 
-    def _changed(self, _: ViewChange) -> None:
+    def _changed(self, change: ViewChange) -> None:
         state = self.view.group(self.group.name)
         master_address = state.master.data_address if state.master is not None else None
-        self.broker.cluster_changed(is_read_only=state.mode is Mode.READ_ONLY, master_address=master_address)
+        is_read_only = state.mode is Mode.READ_ONLY
+        self.broker.cluster_changed(is_read_only=is_read_only, master_address=master_address, subjects=change.subjects)
 
     async def _tick(self) -> None:
         while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextvars import Context
 from typing import Any
 
 from qmq.client.answer_watch import AnswerWatch
@@ -16,9 +17,11 @@ class CountingLoop(asyncio.SelectorEventLoop):
 
     timers = 0
 
-    def call_at(self, when: float, callback: Callable[..., object], *args: Any, **options: Any) -> asyncio.TimerHandle:
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
         self.timers += 1
-        return super().call_at(when, callback, *args, **options)
+        return super().call_at(when, callback, *args, context=context)
 
 
 def run(work: Callable[[CountingLoop], Any]) -> CountingLoop:

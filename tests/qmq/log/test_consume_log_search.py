@@ -14,7 +14,7 @@ from qmq.log.consume_log import FILE_ENTRIES, ConsumeLog, IndexEntry
 from qmq.log.disk import Disk
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
-from qmq.log.retention import Retention
+from qmq.log.retention import QUEUES_AT_ONCE, Retention
 from qmq.model import Partition, QueueId, SubjectConfig
 
 
@@ -87,4 +87,11 @@ def test_retention_skips_queues_without_deleted_messages(tmp_path: Path) -> None
     assert looks[0] >= 20 > looks[1]
     list(retention.steps(SubjectConfig))
     assert disk.opened == opened
+    store.close()
+
+
+def test_retention_takes_queues_whose_entries_are_in_memory_many_at_a_time(tmp_path: Path) -> None:
+    store = open_store(tmp_path, LogConfig(), ManualClock())
+    store.append([intake(store.open_queue(f"s{number}", 0), [b"x"], number=number) for number in range(3 * QUEUES_AT_ONCE)])
+    assert sum(1 for _ in Retention(store).steps(SubjectConfig)) == 6, "three slices for the starts, three for the entries"
     store.close()

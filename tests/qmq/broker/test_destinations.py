@@ -1,0 +1,67 @@
+"""A broker looks a subject up once, and again when that subject, or any route, may have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support import ManualClock
+
+from qmq.broker.destinations import BrokerSubjects, QueueDestinations
+from qmq.broker.ordered_writes import NoRouting
+from qmq.errors import UnknownSubject
+from qmq.log.log_config import LogConfig
+from qmq.log.recovery import open_store
+from qmq.model import SubjectConfig
+
+
+class Known:
+    """The settings of subjects, and the names that were looked up."""
+
+    def __init__(self, *names: str) -> None:
+        self.configs = {name: SubjectConfig(name) for name in names}
+        self.asked: list[str] = []
+
+    def look_up(self, name: str) -> SubjectConfig | None:
+        self.asked.append(name)
+        return self.configs.get(name)
+
+
+@pytest.fixture
+def known() -> Known:
+    return Known("a", "b")
+
+
+@pytest.fixture
+def subjects(known: Known, tmp_path: Path) -> Iterator[BrokerSubjects]:
+    store = open_store(tmp_path, LogConfig(), ManualClock())
+    yield BrokerSubjects(store, known.look_up, QueueDestinations(NoRouting()), has_consumers=True)
+    store.close()
+
+
+def test_only_a_changed_subject_is_looked_up_again(subjects: BrokerSubjects, known: Known) -> None:
+    for name in (b"a", b"b", b"a", b"b"):
+        subjects.find_queue(name, 0)
+    assert known.asked == ["a", "b"]
+    known.configs["b"] = replace(known.configs["b"], body_bytes_max=7)
+    subjects.forget(["b", "new"])
+    assert subjects.find_queue(b"b", 0).body_bytes_max == 7
+    subjects.find_queue(b"a", 0)
+    assert known.asked == ["a", "b", "b"]
+
+
+def test_a_deleted_subject_is_unknown_at_once(subjects: BrokerSubjects, known: Known) -> None:
+    subjects.find_queue(b"a", 0)
+    del known.configs["a"]
+    subjects.forget(["a"])
+    with pytest.raises(UnknownSubject):
+        subjects.find_queue(b"a", 0)
+
+
+def test_without_names_all_subjects_are_looked_up_again(subjects: BrokerSubjects, known: Known) -> None:
+    subjects.find_queue(b"a", 0)
+    subjects.forget()
+    subjects.find_queue(b"a", 0)
+    assert known.asked == ["a", "a"]
