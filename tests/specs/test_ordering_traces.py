@@ -29,7 +29,7 @@ REFUSED_AT: Final = {
     "advance when the first of several sources is finished": 4,
     "open a range when another one of its source is finished": 2,
     "skip a version": 4,
-    "take progress that is missing for done": 5,
+    "take progress that is missing for done": 26,
     "put a frontier without comparing": 2,
     "leave parked keys behind when a group moves on": 2,
     "fence without waiting for the lease": 2,
