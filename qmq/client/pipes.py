@@ -61,8 +61,18 @@ class Pipes:
 
     def put(self, batch: Batch) -> None:
         """Add a batch; it is sent as soon as a pipe has room."""
-        self._pool.waiting.append(batch)
-        self.send()
+        waiting = self._pool.waiting
+        if waiting:
+            waiting.append(batch)
+            self.send()
+            return
+        pipe = self._balancer.pick(batch.size)
+        if pipe is None:
+            waiting.append(batch)
+            self._wait()
+            return
+        self._balancer.charge(batch.size)
+        pipe.transmit(batch)
 
     def send(self) -> None:
         """Send what can be sent."""
