@@ -1,5 +1,8 @@
 """Reads a backlog that is only on disk while a producer sends at a steady rate. Measures the reader's throughput and the producer's
-latency.
+latency: alone, beside the reader, and beside a reader that may use only a part of a core.
+
+On a machine with two cores, node, producer and reader compete for them. A producer then waits for a core, which says nothing about the
+broker. With the limited reader there is a core for each.
 
 `scripts/bench --only cold` runs it. The log's files are put out of the page cache first; the default is 2 GiB of 1 KB messages.
 """
@@ -22,6 +25,8 @@ SIZE: Final = 1024
 RATE: Final = 20_000
 BURST: Final = 20
 """Messages that the producer sends together, each millisecond."""
+
+READER_CORE_PART: Final = 0.2
 
 Figures = dict[str, float]
 
@@ -47,10 +52,10 @@ def forget(folder: Path) -> None:
         os.close(fd)
 
 
-async def drain(address: str, count: int) -> float:
+async def drain(address: str, count: int, group: str = "g") -> float:
     """Seconds from the first message to the last."""
     async with qmq.connect(address) as mq:
-        consumer, got, begin = mq.consumer(SUBJECT, "g", prefetch=20_000), 0, 0.0
+        consumer, got, begin = mq.consumer(SUBJECT, group, prefetch=20_000), 0, 0.0
         while got < count:
             found = await consumer.pull(20_000)
             begin = begin or time.monotonic()
@@ -89,23 +94,29 @@ def p99(waited_ms: list[float]) -> float:
 
 
 def cold(count: int, seconds: float = 5.0) -> Figures:
-    """Read `count` messages from the disk. A producer's latency is measured without and with that."""
+    """Read `count` messages from the disk. A producer's latency is measured without that, with it, and with a limited reader."""
     node = Node("--no-delay")
     together((fill, node.address, count))
     node.stop(keep=True)
-    forget(node.data)
     node = Node("--no-delay", data=node.data)
     try:
         alone = together((pace, node.address, seconds))[0]
-        forget(node.data)
-        took_s, beside = together((drain, node.address, count), (pace, node.address, seconds))
-        return {
-            "read, MiB/s": count * SIZE / took_s / (1 << 20),
-            "p50 of a producer alone, ms": alone[len(alone) // 2],
-            "p99 of a producer alone, ms": p99(alone),
-            "p50 of a producer meanwhile, ms": beside[len(beside) // 2],
-            "p99 of a producer meanwhile, ms": p99(beside),
-            "worst of a producer meanwhile, ms": beside[-1],
-        }
+        figures = latencies("alone", alone)
+        for group, name, part in (("g", "meanwhile", 0.0), ("limited", "beside a limited reader", READER_CORE_PART)):
+            forget(node.data)
+            jobs = (drain, node.address, count, group), (pace, node.address, seconds)
+            took_s, beside = together(*jobs, core_part=part, limited_jobs=1)
+            read = f"read{', limited' if part else ''}, MiB/s"
+            figures |= {read: count * SIZE / took_s / (1 << 20)} | latencies(name, beside)
+        return figures
     finally:
         node.stop()
+
+
+def latencies(name: str, waited_ms: list[float]) -> Figures:
+    """Of what `pace` returns."""
+    return {
+        f"p50 of a producer {name}, ms": waited_ms[len(waited_ms) // 2],
+        f"p99 of a producer {name}, ms": p99(waited_ms),
+        f"worst of a producer {name}, ms": waited_ms[-1],
+    }

@@ -77,8 +77,11 @@ def _guarded(entry: Callable[..., None], results: Any, *words: Any) -> None:
         raise
 
 
-def together(*jobs: tuple[Any, ...], entry: Callable[..., None] = in_process, core_part: float = 0) -> list[Any]:
-    """Run jobs, each in its own process, which begins with `entry`, and may use only `core_part` of a core if that is above 0.
+def together(
+    *jobs: tuple[Any, ...], entry: Callable[..., None] = in_process, core_part: float = 0, limited_jobs: int | None = None
+) -> list[Any]:
+    """Run jobs, each in its own process, which begins with `entry`. If `core_part` is above 0, the first `limited_jobs` of them (None: all)
+    may use only this part of a core.
 
     Returns their results in order. Raises RuntimeError if one fails.
     """
@@ -87,7 +90,7 @@ def together(*jobs: tuple[Any, ...], entry: Callable[..., None] = in_process, co
     children = [context.Process(target=_guarded, args=(entry, queue, *job)) for queue, job in zip(queues, jobs, strict=True)]
     for child in children:
         child.start()
-    with limited([child.pid for child in children if child.pid], core_part) if core_part else nullcontext():
+    with limited([child.pid for child in children[:limited_jobs] if child.pid], core_part) if core_part else nullcontext():
         found = [queue.get(timeout=300) for queue in queues]
     for each in found:
         if isinstance(each, _Failed):

@@ -11,7 +11,7 @@ import errno
 import logging
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -23,6 +23,10 @@ from qmq.private_files import FILE_MODE
 log = logging.getLogger("qmq.log")
 
 _IOV_MAX: Final = 1024
+WRITE_BYTES_MAX: Final = 512 * 1024
+"""The bytes of one system call that writes. For larger ones the kernel takes its pages from free blocks of a MiB and more, which a virtual
+machine may have to get from its host first (docs/PROFILE.md).
+"""
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 
 _AHEAD_BYTES: Final = 512 * 1024
@@ -35,6 +39,26 @@ BLOCK_BYTES: Final = 4096
 
 _UNREADABLE: Final = b"\xa5"
 """The value of each byte that could not be read. It is not zero, since a power cut leaves zeros at a log's end."""
+
+
+def chunks_of(buffers: Sequence[bytes]) -> Iterator[Sequence[bytes | memoryview]]:
+    """The buffers in parts that one system call writes."""
+    if len(buffers) <= _IOV_MAX and sum(map(len, buffers)) <= WRITE_BYTES_MAX:
+        yield buffers
+        return
+    chunk: list[bytes | memoryview] = []
+    room = WRITE_BYTES_MAX
+    for buffer in buffers:
+        rest: bytes | memoryview = buffer
+        while len(rest) > room or len(chunk) == _IOV_MAX:
+            rest = memoryview(rest)
+            part = 0 if len(chunk) == _IOV_MAX else room
+            yield [*chunk, rest[:part]] if part else chunk
+            rest = rest[part:]
+            chunk, room = [], WRITE_BYTES_MAX
+        chunk.append(rest)
+        room -= len(rest)
+    yield chunk
 
 
 class Disk:
@@ -59,13 +83,12 @@ class Disk:
     def write(self, fd: int, buffers: Sequence[bytes], at: int) -> None:
         """Write all buffers from byte `at` on. Raises DiskFull, and an unknown part of them is written then."""
         try:
-            for begin in range(0, len(buffers), _IOV_MAX):
-                chunk = buffers[begin : begin + _IOV_MAX]
+            for chunk in chunks_of(buffers):
                 at = self._write_chunk(fd, chunk, at)
         except OSError as cause:
             raise _translated(cause, None) from cause
 
-    def _write_chunk(self, fd: int, chunk: Sequence[bytes], at: int) -> int:
+    def _write_chunk(self, fd: int, chunk: Sequence[bytes | memoryview], at: int) -> int:
         size = sum(map(len, chunk))
         done = os.pwritev(fd, chunk, at)
         if done < size:
