@@ -62,7 +62,7 @@ FOUND_AT = {
     "begin a new session as another producer": 3,
     "take an unknown outcome for not stored": 16,
     "send on before the fate of earlier batches is known": 27,
-    "send again under another message id": 106,
+    "send again under another message id": 147,
     "give up waiting for a partition that is not fenced": 85,
 }
 """A seed that finds it soon: its simulation is short. scripts/sim_order --bugs --json tells the first one."""
