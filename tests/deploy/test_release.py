@@ -35,7 +35,7 @@ def clone(tmp_path: Path) -> Path:
 
 @pytest.mark.long
 def test_a_release_joins_the_news_tags_and_builds(clone: Path) -> None:
-    news = clone / "docs/changes/+something.fixed.md"
+    news = clone / "docs/changes/+something.fixed.txt"
     news.write_text("Something works that did not.\n")
     git(clone, "add", ".")
     git(clone, "commit", "-q", "-m", "Mend something")

@@ -118,7 +118,10 @@ def arguments(data: bytes) -> None:
             context = command.make_context(name, words, parent=context)
             if not isinstance(command, CommandGroup):
                 return
-            found_name, found, words = command.resolve_command(context, [*context._protected_args, *context.args])
+            words = [*context._protected_args, *context.args]
+            if not words:  # as after "--": no command is named
+                return
+            found_name, found, words = command.resolve_command(context, words)
             if found is None:
                 return
             name, command = found_name or "", found
