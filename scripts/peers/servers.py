@@ -288,7 +288,7 @@ class Peer:
 
 ONE_CACHE: Final = "one replica; acknowledged from the page cache"
 PEERS: Final = (
-    Peer("QMQ", qmq, "qmq_client", f"{ONE_CACHE}, flushed within milliseconds after"),
+    Peer("QMQ", qmq, "qmq_client", f"{ONE_CACHE}, flushed every 20 ms"),
     Peer("Kafka 4.3.1, confluent-kafka", kafka, "kafka_confluent", f"{ONE_CACHE}, acks=all, flushed when the kernel does"),
     Peer("Kafka 4.3.1, aiokafka", kafka, "kafka_aiokafka", f"{ONE_CACHE}, acks=all, flushed when the kernel does"),
     Peer("NATS JetStream 2.15.2, nats-py", nats, "nats_py", f"{ONE_CACHE}, file store, flushed every 2 min"),
