@@ -17,7 +17,7 @@ from pyspark_qmq.servers.retry_deadline import RetryDeadline
 from pyspark_qmq.servers.server_actions import action_groups, committed_actions
 from pyspark_qmq.servers.server_address import ServerAddress
 from server_cluster import REPLICATED, cluster
-from support import node_config, running
+from support import eventually, node_config, running
 
 import qmq
 from qmq.batch import Kind, encode
@@ -203,6 +203,7 @@ async def test_uncommitted_actions_are_not_reported(tmp_path: Path) -> None:
         address = ServerAddress(node.address, 5_000)
         whole = await asyncio.to_thread(lambda: list(committed_actions(address, node.config.broker.name)))
         store = node.broker.store
+        await eventually(lambda: store.is_flushed)  # the end of a flush is a turn, which commits everything
         committed, store.committed_index = store.committed_index, whole[1][0].index
         assert await asyncio.to_thread(lambda: list(committed_actions(address, node.config.broker.name))) == whole[:2]
         store.committed_index = committed
