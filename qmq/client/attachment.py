@@ -124,11 +124,7 @@ class Attachment:
         self._calls.ready.end()
         if not self._has_ready() or self._loop.time() > self._sessions.sure_until_s:
             return None
-        first = self.slices[0]
-        if first.count == 1:
-            return self.slices.popleft().message(0)
-        first, self.slices[0] = first.split(1)
-        return first.message(0)
+        return self.take(1).message(0)
 
     def begin_run(self, messages_max: int) -> int:
         """Let `ready` hand out the next messages, but for the last one of their slice. Returns how many."""
