@@ -191,7 +191,7 @@ class BrokerAdmin:
             raise Overloaded(f"{broker.config.name} does not know yet that subject {subject!r} was deleted: try again soon")
         gone = UnknownSubject(f"subject {subject!r} was deleted")
         queues = [queue for queue in broker.store.queues.values() if queue.id.subject == subject and not queue.is_blank]
-        if any(state.share.dying for queue in queues for state in broker.dispatch.groups.of_queue(queue)):
+        if any(state.share.dying for state in broker.dispatch.groups.of_queues(queues)):
             raise Overloaded(f"messages of {subject!r} are on their way to a dead-letter queue: try again soon")
         if queues:
             broker.turn()  # write what is staged first
@@ -213,7 +213,7 @@ class BrokerAdmin:
         broker.subjects.settings(check_name("subject", subject))
         broker.turn()  # what was staged before is written before
         queues = [queue for queue in broker.store.queues.values() if queue.id.subject == subject]
-        if any(state.share.dying for queue in queues for state in broker.dispatch.groups.of_queue(queue)):
+        if any(state.share.dying for state in broker.dispatch.groups.of_queues(queues)):
             raise Overloaded(f"messages of {subject!r} are on their way to a dead-letter queue: try again soon")
         found = [queue.next_sequence - queue.start_sequence for queue in queues]
         for queue, messages in zip(queues, found, strict=True):
