@@ -46,19 +46,18 @@ def chunks_of(buffers: Sequence[bytes]) -> Iterator[Sequence[bytes | memoryview]
     if len(buffers) <= _IOV_MAX and sum(map(len, buffers)) <= WRITE_BYTES_MAX:
         yield buffers
         return
-    chunk: list[bytes | memoryview] = []
-    room = WRITE_BYTES_MAX
+    chunk, room = list[memoryview](), WRITE_BYTES_MAX
     for buffer in buffers:
-        rest: bytes | memoryview = buffer
-        while len(rest) > room or len(chunk) == _IOV_MAX:
-            rest = memoryview(rest)
-            part = 0 if len(chunk) == _IOV_MAX else room
-            yield [*chunk, rest[:part]] if part else chunk
-            rest = rest[part:]
-            chunk, room = [], WRITE_BYTES_MAX
-        chunk.append(rest)
-        room -= len(rest)
-    yield chunk
+        rest = memoryview(buffer)
+        while rest:
+            part = rest[:room]
+            chunk.append(part)
+            rest, room = rest[len(part) :], room - len(part)
+            if not room or len(chunk) == _IOV_MAX:
+                yield chunk
+                chunk, room = [], WRITE_BYTES_MAX
+    if chunk:
+        yield chunk
 
 
 class Disk:
