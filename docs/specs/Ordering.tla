@@ -234,8 +234,9 @@ LearnRoute ==
 
 Reads(k) == routes[frontier[k]][k]
 
-Attach(c, k) ==
-    LET pp == Reads(k) IN
+(* A consumer reads the group's frontier, and asks a broker for the lane later: by then the group may have gone on. *)
+Attach(c, k, pp) ==
+    /\ pp \in {routes[v][k] : v \in 1..frontier[k]}
     /\ lanes[pp][k].holder = Nobody
     /\ lanes[pp][k].token < MaxToken
     /\ lanes' = [lanes EXCEPT ![pp][k] = [holder |-> c, token |-> @.token + 1]]
@@ -339,9 +340,9 @@ Next ==
     \/ \E pp \in Partitions :
         \/ Seal(pp) \/ Fence(pp) \/ Accept(pp) \/ Commit(pp) \/ GoAway(pp) \/ LoseLease(pp) \/ ComeBack(pp)
         \/ Answered(pp) \/ Refused(pp) \/ GiveUp(pp)
-        \/ \E k \in Keys : Revoke(pp, k) \/ \E c \in Consumers : Pull(c, pp, k)
+        \/ \E k \in Keys : Revoke(pp, k) \/ \E c \in Consumers : Attach(c, k, pp) \/ Pull(c, pp, k)
     \/ \E k \in Keys : Make(k) \/ Send(k) \/ Inherit(k) \/ Advance(k)
-    \/ \E k \in Keys, c \in Consumers : Attach(c, k) \/ Handle(c, k) \/ GoOn(c, k) \/ Settle(c, k) \/ Park(c, k) \/ Drop(c, k)
+    \/ \E k \in Keys, c \in Consumers : Handle(c, k) \/ GoOn(c, k) \/ Settle(c, k) \/ Park(c, k) \/ Drop(c, k)
 
 Spec == Init /\ [][Next]_vars
 

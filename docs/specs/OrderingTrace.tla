@@ -46,7 +46,7 @@ Take(l) ==
       [] l.do = "IsAcked" -> M(l) \in acked /\ M(l) \in Elements(logs[l.pp]) /\ UNCHANGED vars
       [] l.do = "GiveUp" -> GiveUp(l.pp)
       [] l.do = "LearnRoute" -> LearnRoute
-      [] l.do = "Attach" -> Attach(l.c, l.k) /\ Reads(l.k) = l.pp
+      [] l.do = "Attach" -> Attach(l.c, l.k, l.pp)
       [] l.do = "Revoke" -> Revoke(l.pp, l.k)
       [] l.do = "Pull" -> Pull(l.c, l.pp, l.k)
       [] l.do = "GoOn" -> GoOn(l.c, l.k) /\ hands'[l.c][l.k].pos = l.pos

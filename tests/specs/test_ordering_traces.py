@@ -12,7 +12,7 @@ from typing import Final
 import forms
 import pytest
 from ordersim.bugs import BUGS
-from ordersim.tracer import Changed, Fenced, Granted, Handled, Inherited, Observation, Released, Sealed, Settled, Stored
+from ordersim.tracer import Changed, Fenced, Granted, Handled, Inherited, Moved, Observation, Released, Sealed, Settled, Stored
 
 from specs.model_checker import is_there
 from specs.ordering_trace import ordering_lines
@@ -141,6 +141,21 @@ def test_that_run_is_allowed_without_a_planted_event(tmp_path: Path) -> None:
     found = ordering_lines(a_run())
     assert {"Publish", "Revoke", "Advance", "Park", "Inherit"} <= {line["do"] for line in found.lines}
     assert check_trace("Ordering", found.constants, found.lines, tmp_path).is_accepted
+
+
+def test_a_consumer_may_attach_late_to_a_partition_that_its_group_has_left(tmp_path: Path) -> None:
+    run = a_run()
+    moved = next(
+        each for each in reversed(run) if isinstance(each, Moved) and all(piece.version > 1 for piece in each.group.frontier.pieces)
+    )
+    first = next(each for each in run if isinstance(each, Granted))
+    late = [Released(first.partition, token) for token in range(1, 20)] + [Granted(first.partition, first.range, "late")]
+    at = run.index(moved) + 1
+    found = ordering_lines([*run[:at], *late])
+    assert found.lines[-1]["do"] == "Attach"
+    assert check_trace("Ordering", found.constants, found.lines, tmp_path).is_accepted
+    early = ordering_lines([*run[: run.index(first)], Granted(99, first.range, "early")])
+    assert not check_trace("Ordering", early.constants, early.lines, tmp_path).is_accepted
 
 
 def test_a_simulated_cluster_does_what_the_specification_allows(tmp_path: Path) -> None:
