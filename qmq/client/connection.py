@@ -34,6 +34,10 @@ SWEEP_S: Final = 0.1
 GONE_S: Final = 3.0
 """A machine whose kernel acknowledges nothing for this long is gone. The kernel of a slow broker still acknowledges."""
 CONNECT_TIMEOUT_S: Final = 5.0
+WRITE_BYTES: Final = 256 * limits.KIB
+"""So many kept bytes are written immediately. The broker then works while the client makes the next requests, and the kernel copies bytes
+that are still in the caches.
+"""
 
 CLOSE_TIMEOUT_S: Final = 1.0
 """How long closing waits for a peer that does not read."""
@@ -87,6 +91,7 @@ class Connection:
         self.on_writable: dict[Callable[[], None], None] = {}
         self.produce_bytes = 0
         """Unanswered bytes of PRODUCE of all producers on this connection."""
+        self._kept_bytes = 0
         self._pending: dict[int, _Pending] = {}
         self._heard_s = 0.0
         self._silent_since_s = self.loop.time()
@@ -111,7 +116,7 @@ class Connection:
         return self.stream.is_open and self._cause is None
 
     def request(self, kind: int, on_answer: OnAnswer, *buffers: bytes, timeout_s: float, deadline_ms: int = 0) -> None:
-        """Send a request with the next write; `on_answer` is called once, later."""
+        """Send a request at the end of this round, or earlier with many others; `on_answer` is called once, later."""
         stream = self.stream
         if self._cause is not None or not stream.is_open:  # the connection may have ended since the caller checked it
             self.loop.call_soon(on_answer, self._ended_error(self._cause or "it was closed"))
@@ -122,7 +127,11 @@ class Connection:
         self.produce_bytes += credit
         self._pending[number] = _Pending(on_answer, answer, self.loop.time() + timeout_s, timeout_s, credit)
         if stream.put(frames.header(kind, number, size, deadline_ms), *buffers):
+            self._kept_bytes = 0
             self._round.write_at_end(stream)
+        self._kept_bytes += size
+        if self._kept_bytes >= WRITE_BYTES and stream.is_writable:
+            stream.flush()
 
     def tell(self, kind: int, payload: bytes) -> None:
         """Send a frame that has no answer, immediately: the process may end after this call."""

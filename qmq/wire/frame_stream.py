@@ -1,7 +1,7 @@
 """The asyncio protocol around the frame codec, for both ends of a connection.
 
-Frames go to `on_frames` as they arrive, with borrowed payloads. All bytes that are put during one round of the event loop are sent in one
-write.
+Frames go to `on_frames` as they arrive, with borrowed payloads. Bytes that are put are kept until `flush`, so that those of one round of
+the event loop are sent in one write, or in a few if they are many.
 """
 
 from __future__ import annotations
