@@ -27,6 +27,8 @@ from qmq.errors import CorruptBatch
 ALIGN: Final = 8
 REGION: Final = Struct("<QQIIqIIIHBB")
 REGION_BYTES: Final = REGION.size
+_FIELDS: Final = Struct("<QQIIqIIIHBx")
+"""The fields of `RegionHeader`."""
 _FLAGS_AT: Final = 16
 ONE_ITEM: Final = Struct("<ii")
 """The offsets of a single item."""
@@ -210,10 +212,9 @@ def is_same_batch(region: bytes, crc: int, stored_head: bytes, stored_crc: int) 
 def parse_header(region: bytes | memoryview) -> RegionHeader:
     """Read the fixed part of a region. Raises CorruptBatch."""
     try:
-        fields = REGION.unpack_from(region)
+        header = tuple.__new__(RegionHeader, _FIELDS.unpack_from(region))  # `_make` would be one more call for each batch
     except error:
         raise CorruptBatch("the region is incomplete") from None
-    header = RegionHeader._make(fields[:10])
     if not 0 < header.count <= limits.BATCH_MESSAGES_MAX or header.columns & ~_KNOWN_COLUMNS:
         raise CorruptBatch(f"a region cannot have {header.count} messages and columns {header.columns:#x}")
     return header
@@ -235,7 +236,7 @@ def last_offset(region: bytes | memoryview, at: int, count: int) -> int:
 
 @dataclass(slots=True)
 class Layout:
-    """Where each buffer of a region begins; -1 for a column that is absent."""
+    """Where each buffer of a region begins; -1 for a column that is absent. Regions share layouts: do not change one."""
 
     create_delta: int = -1
     message_id: int = -1
@@ -258,11 +259,15 @@ class Layout:
     @classmethod
     def walk(cls, region: bytes | memoryview, header: RegionHeader) -> Layout:
         """Find every buffer. Raises CorruptBatch if they do not fill the region exactly."""
-        layout = cls()
-        try:
-            at = layout._walk(region, header)
-        except error:
-            raise CorruptBatch("a column reaches outside the batch") from None
+        if not header.columns:
+            layout = _bodies_only(header.subject_bytes, header.count)
+            at = layout.body_data + (header.body_bytes + 7 & ~7)
+        else:
+            layout = cls()
+            try:
+                at = layout._walk(region, header)
+            except error:
+                raise CorruptBatch("a column reaches outside the batch") from None
         if at != len(region):
             raise CorruptBatch(f"the columns end at byte {at} of a region of {len(region)} bytes")
         return layout
@@ -270,21 +275,20 @@ class Layout:
     def _walk(self, region: bytes | memoryview, header: RegionHeader) -> int:
         count, columns = header.count, header.columns
         at = REGION_BYTES + pad(header.subject_bytes)
-        if columns:
-            if columns & _CREATE_DELTA:
-                self.create_delta, at = at, at + pad(4 * count)
-            if columns & _MESSAGE_ID:
-                self.message_id, at = at, at + 16 * count
-            if columns & _KEY:
-                self.key, self.key_data, at = _walk_strings(region, at, count)
-            if columns & _LOGICAL_PARTITION:
-                self.logical_partition, at = at, at + pad(2 * count)
-            if columns & _TAGS:
-                at = self._walk_tags(region, at, count)
-            if columns & _HEADERS:
-                at = self._walk_headers(region, at, count)
-            if columns & _DUE:
-                self.due, at = at, at + 8 * count
+        if columns & _CREATE_DELTA:
+            self.create_delta, at = at, at + pad(4 * count)
+        if columns & _MESSAGE_ID:
+            self.message_id, at = at, at + 16 * count
+        if columns & _KEY:
+            self.key, self.key_data, at = _walk_strings(region, at, count)
+        if columns & _LOGICAL_PARTITION:
+            self.logical_partition, at = at, at + pad(2 * count)
+        if columns & _TAGS:
+            at = self._walk_tags(region, at, count)
+        if columns & _HEADERS:
+            at = self._walk_headers(region, at, count)
+        if columns & _DUE:
+            self.due, at = at, at + 8 * count
         self.body = at
         self.body_data = at + pad(4 * (count + 1))
         return self.body_data + pad(header.body_bytes)
@@ -303,6 +307,13 @@ class Layout:
         self.header_name, self.header_name_data, at = _walk_strings(region, at, total)
         self.header_value, self.header_value_data, at = _walk_strings(region, at, total)
         return at
+
+
+@lru_cache(maxsize=1024)
+def _bodies_only(subject_bytes: int, count: int) -> Layout:
+    """The layout of a batch without optional columns."""
+    body = REGION_BYTES + pad(subject_bytes)
+    return Layout(body=body, body_data=body + pad(4 * (count + 1)))
 
 
 def _walk_strings(region: bytes | memoryview, at: int, count: int) -> tuple[int, int, int]:

@@ -269,7 +269,7 @@ class Broker:
     def _turn(self) -> None:
         if self.produces.staged:
             self.produces.append()
-        if self.is_serving:
+        if self.is_serving and self.dispatch.to_wake:
             self.dispatch.wake_due()
         self.turns.flush_outboxes()
         if self.is_serving and self.store.unwritten:
@@ -302,7 +302,7 @@ class Broker:
         await waiter
 
     def _wake_queues(self, queues: list[Queue]) -> None:
-        found = dict.fromkeys(queues)
+        found = dict.fromkeys(queues) if len(queues) > 1 else queues
         self.dispatch.wake_queues(found)
         self.lanes.wake_queues(found)
 
@@ -338,17 +338,20 @@ class Broker:
 
     def _written(self, index: int) -> None:
         """Tell the committer. If the index is committed already (a batch was sent twice), answers are released all the same."""
-        if index > self.store.committed_index and not self.store.commits_at_once:
+        is_committed = index <= self.store.committed_index
+        if not is_committed and not self.store.commits_at_once:
             self.counters.wrote(index)
         self.committer.written(index)
-        self._release()
+        if is_committed:
+            self._release()
 
     def commit(self, index: int) -> None:
         """Everything up to `index` is committed: consumers may see it, answers are sent."""
         grown = self.store.commit(index)
         self.counters.committed(index)
         if self.is_serving:
-            self._wake_queues(grown)
+            if grown:
+                self._wake_queues(grown)
             self._release()
 
     def flushed(self, index: int) -> None:

@@ -128,18 +128,20 @@ class DataConnection(Flushable):
             return
         if was_full:
             self._broker.writable(self)
-        self._serve_fetches()
+        if self._fetches:
+            self._serve_fetches()
 
     # --- frames --------------------------------------------------------------------------------------------------------
 
     def _on_frames(self, received: list[Frame]) -> None:
-        self._broker.turns.begin_frames()
+        turns = self._broker.turns
+        turns.begin_frames()
         try:
             for each in received:
                 if not self._guarded(each.kind, each.request_id, self._handle, each):
                     return
         finally:
-            self._broker.turns.end_frames(self)
+            turns.end_frames(self)
 
     def _guarded(self, kind: int, request_id: int, serve: Callable[[_T], None], asked: _T) -> bool:
         """Serve a request and answer if it fails. False if the failure ends the connection."""

@@ -54,6 +54,11 @@ class FlowStream(Protocol):
 
     @property
     def is_writable(self) -> bool: ...
+    @property
+    def is_held(self) -> bool:
+        """Whether reading was stopped."""
+        ...
+
     def pause_reading(self) -> None: ...
     def resume_reading(self) -> None: ...
 
@@ -142,7 +147,7 @@ class ConnectionFlow:
         if request_id in self._counted and self._throttle is not None:
             self._counted.discard(request_id)
             self._throttle.answered(self._access.caller.principal, size)
-        if size:
+        if size and self._stream.is_held:
             self._read_on(self._unanswered_max // 2)
 
     def fetched(self, subject: str, messages: int, size: int) -> None:
@@ -343,8 +348,10 @@ class RoundBudget:
 
     def took(self, connection: TurnTaker, count: int) -> None:
         """A connection has received `count` bytes in this round."""
-        if not self._is_planned and self._turn != self._turns():
-            self._bytes, self._turn = 0, self._turns()
+        if not self._is_planned:
+            turn = self._turns()
+            if self._turn != turn:
+                self._bytes, self._turn = 0, turn
         self._bytes += count
         if count <= self._small_bytes:
             return

@@ -152,14 +152,12 @@ class Maintenance:
         """At the end of a turn, flush unflushed data, unless a flush is under way; the end of a flush is a turn, too. So the next flush
         covers everything that arrived meanwhile, and a slow disk makes fewer and larger flushes.
         """
-        if self._is_paused:
+        if self._is_paused or self._flush is not None:
             return
-        is_awaited = _is_flush_awaited(self._store)
-        if self._flush is not None or (self._store.is_flushed and not is_awaited):
-            return
-        if is_awaited:
+        store = self._broker.store
+        if _is_flush_awaited(store):
             self._begin_flush()
-        elif self._flush_timer is None:
+        elif self._flush_timer is None and not store.is_flushed:
             wait_s = self._flush_at - self._loop.time()
             # Not here even if it is due: uvloop writes the turn's answers behind this callback, and they need not wait for a thread.
             later = self._loop.call_soon(self._flush_in_time) if wait_s <= 0 else self._loop.call_later(wait_s, self._flush_in_time)

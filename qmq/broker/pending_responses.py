@@ -54,14 +54,20 @@ class PendingResponses:
 
     def release(self, committed_index: int, flushed_index: int) -> None:
         """Send the answers that are due."""
-        for waiting, index in ((self._for_commit, committed_index), (self._for_flush, flushed_index)):
-            while waiting and waiting[0].index <= index:
-                held = waiting.popleft()
-                held.peer.send(held.answer)
+        if self._for_commit:
+            self._answer(self._for_commit, committed_index)
+        if self._for_flush:
+            self._answer(self._for_flush, flushed_index)
         while self._waiters and self._waiters[0][0] <= committed_index:
             waiter = self._waiters.popleft()[1]
             if not waiter.done():
                 waiter.set_result(None)
+
+    @staticmethod
+    def _answer(waiting: deque[HeldAnswer], index: int) -> None:
+        while waiting and waiting[0].index <= index:
+            held = waiting.popleft()
+            held.peer.send(held.answer)
 
     def abandon(self, failure: Callable[[], QmqError]) -> list[HeldAnswer]:
         """Drop everything: waiting coroutines get the failure, and the waiting answers are returned."""

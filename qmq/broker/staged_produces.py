@@ -62,7 +62,8 @@ class StagedProduces:
 
     def stage(self, peer: Peer, request_id: int, batches: list[Intake], *, is_fast: bool, awaits_flush: bool) -> None:
         """Write the batches at the end of the turn, and answer."""
-        awaits_flush = awaits_flush or any([batch.awaits_flush for batch in batches])  # noqa: C419 - faster than a generator
+        for batch in batches:
+            awaits_flush = awaits_flush or batch.awaits_flush
         self.staged.append(StagedProduce(peer, request_id, batches, is_fast, awaits_flush))
 
     def refuse(self, failure: QmqError) -> None:
@@ -79,12 +80,14 @@ class StagedProduces:
             if size > WRITE_BYTES_MAX:
                 self._append_some(staged[begin:end])
                 begin, size = end, 0
-            size += sum([len(batch.region) for batch in each.batches])
-        self._append_some(staged[begin:])
+            for batch in each.batches:
+                size += len(batch.region)
+        self._append_some(staged[begin:] if begin else staged)
 
     def _append_some(self, staged: list[StagedProduce]) -> None:
-        batches = [batch for each in staged for batch in each.batches]
-        admit = self._admission(batches)
+        batches = staged[0].batches if len(staged) == 1 else [batch for each in staged for batch in each.batches]
+        must_be_judged = _must_be_judged(batches)
+        admit = self._admission(must_be_judged) if must_be_judged or self._admit_first is not None else None
         if admit is not None:
             staged = self._admitted(staged, admit)
             batches = [batch for each in staged for batch in each.batches]
@@ -92,29 +95,30 @@ class StagedProduces:
                 return
         store, responses = self._parts.store, self._parts.responses
         try:
-            results = store.append(batches)
+            results = store.append(batches, are_new=not must_be_judged)
         except DiskFull as failure:
             for each in staged:
                 self._parts.turns.answer_error(each.peer, each.request_id, failure)
             return
-        at, index = 0, store.index
+        at, index, awaits_flush = 0, store.index, False
         for each in staged:
             produced = results[at : at + len(each.batches)]
             at += len(each.batches)
             answer = frames.frame(FrameKind.PRODUCED, each.request_id, wire.pack_produced(produced))
-            if each.is_fast and not each.awaits_flush:
+            if (each.is_fast or store.commits_at_once) and not each.awaits_flush:
                 each.peer.send(answer)
             else:
+                awaits_flush = awaits_flush or each.awaits_flush
                 responses.hold(HeldAnswer(index, each.peer, each.request_id, answer), for_flush=each.awaits_flush)
-        if any([each.awaits_flush for each in staged]):  # noqa: C419 - faster than a generator
+        if awaits_flush:
             store.flush_wanted = index
             self._committer.flush_wanted(index)
         self._tell_written([batch.queue for batch in batches])
 
-    def _admission(self, batches: list[Intake]) -> Admit | None:
+    def _admission(self, must_be_judged: bool) -> Admit | None:
         """The check for each request of one write, in their order; None: all may be appended."""
         store = self._parts.store
-        admit = Admission(store, self._has_right).admit if _must_be_judged(batches) else None
+        admit = Admission(store, self._has_right).admit if must_be_judged else None
         first = self._admit_first(store) if self._admit_first is not None else None
         if first is None or admit is None:
             return first or admit
@@ -144,10 +148,10 @@ class StagedProduces:
 
 def _must_be_judged(batches: list[Intake]) -> bool:
     """Whether `Admission` must check the batches of one write. New batches to unordered subjects need no check."""
-    seen: set[Key] = set()
     for batch in batches:
-        queue, header = batch.queue, batch.header
-        if queue.is_ordered or queue.find_duplicate(header) is not None:
+        if batch.queue.is_ordered or batch.queue.find_duplicate(batch.header) is not None:
             return True
-        seen.add((id(queue), header.producer_id, header.batch_sequence))
-    return len(seen) < len(batches)
+    if len(batches) < 2:
+        return False
+    keys: set[Key] = {(id(each.queue), each.header.producer_id, each.header.batch_sequence) for each in batches}
+    return len(keys) < len(batches)

@@ -11,7 +11,7 @@ import errno
 import logging
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -41,11 +41,14 @@ _UNREADABLE: Final = b"\xa5"
 """The value of each byte that could not be read. It is not zero, since a power cut leaves zeros at a log's end."""
 
 
-def chunks_of(buffers: Sequence[bytes]) -> Iterator[Sequence[bytes | memoryview]]:
+def chunks_of(buffers: Sequence[bytes]) -> Iterable[Sequence[bytes | memoryview]]:
     """The buffers in parts that one system call writes."""
     if len(buffers) <= _IOV_MAX and sum(map(len, buffers)) <= WRITE_BYTES_MAX:
-        yield buffers
-        return
+        return (buffers,)
+    return _cut(buffers)
+
+
+def _cut(buffers: Sequence[bytes]) -> Iterator[Sequence[memoryview]]:
     chunk, room = list[memoryview](), WRITE_BYTES_MAX
     for buffer in buffers:
         rest = memoryview(buffer)
@@ -83,18 +86,18 @@ class Disk:
         """Write all buffers from byte `at` on. Raises DiskFull, and an unknown part of them is written then."""
         try:
             for chunk in chunks_of(buffers):
-                at = self._write_chunk(fd, chunk, at)
+                size = sum(map(len, chunk))
+                done = os.pwritev(fd, chunk, at)
+                if done < size:
+                    self._write_rest(fd, b"".join(chunk), at, done)
+                at += size
         except OSError as cause:
             raise _translated(cause, None) from cause
 
-    def _write_chunk(self, fd: int, chunk: Sequence[bytes | memoryview], at: int) -> int:
-        size = sum(map(len, chunk))
-        done = os.pwritev(fd, chunk, at)
-        if done < size:
-            rest = memoryview(b"".join(chunk))
-            while done < size:
-                done += os.pwrite(fd, rest[done:], at + done)
-        return at + size
+    def _write_rest(self, fd: int, chunk: bytes, at: int, done: int) -> None:
+        rest = memoryview(chunk)
+        while done < len(chunk):
+            done += os.pwrite(fd, rest[done:], at + done)
 
     def read(self, fd: int, size: int, at: int) -> bytes:
         """Read up to `size` bytes from byte `at`; fewer only at the end of the file."""
@@ -242,36 +245,36 @@ class Unflushed:
     Keeps one time for each running flush, and one for later appends.
     """
 
-    __slots__ = ("_is_open", "_marks")
+    __slots__ = ("_marks", "is_open")
 
     def __init__(self) -> None:
         self._marks: deque[tuple[int, int]] = deque()
         """(index, time) of the first append after the beginning of each flush."""
-        self._is_open = False
-        """True if the last mark covers current appends."""
+        self.is_open = False
+        """True if the last mark covers current appends: then `wrote` changes nothing."""
 
     def wrote(self, index: int, now_ms: int) -> None:
         """Note that entries from `index` on were appended."""
-        if not self._is_open:
+        if not self.is_open:
             self._marks.append((index, now_ms))
-            self._is_open = True
+            self.is_open = True
 
     def begun(self) -> None:
         """Note that a flush has begun. The flush does not cover later appends."""
-        self._is_open = False
+        self.is_open = False
 
     def flushed(self, index: int) -> None:
         """Note that everything up to `index` is flushed."""
         marks = self._marks
         while len(marks) > 1 and marks[1][0] <= index + 1:
             marks.popleft()
-        if marks and not self._is_open and len(marks) == 1 and marks[0][0] <= index:
+        if marks and not self.is_open and len(marks) == 1 and marks[0][0] <= index:
             marks.clear()
 
     def clear(self) -> None:
         """Note that everything is flushed."""
         self._marks.clear()
-        self._is_open = False
+        self.is_open = False
 
     def age_ms(self, now_ms: int) -> int:
         """The age of the oldest unflushed entry in milliseconds; 0 if there is none."""

@@ -46,6 +46,7 @@ class Queue:
         "cumulative_bytes",
         "id",
         "index",
+        "is_ordered",
         "lanes",
         "last_append_ms",
         "next_sequence",
@@ -58,6 +59,8 @@ class Queue:
 
     def __init__(self, disk: Disk, folder: Path, queue_id: QueueId) -> None:
         self.id = queue_id
+        self.is_ordered = queue_id.partition > 0
+        """True if the queue is a partition of an ordered subject. Partitions are numbered from 1."""
         self.index = ConsumeLog(disk, folder, queue_id)
         self.producers = Producers()
         self.shares: dict[str, Share] = {}
@@ -122,8 +125,10 @@ class Queue:
         producer_id, number, is_again = header.producer_id, header.batch_sequence, header.flags & _AGAIN
         window, first = self.producers.window(producer_id), self.index.first
         if window is not None:
+            if not is_again and not window.may_have_forgotten(number):
+                return window.find(number)
             found = window.find(number)
-            if found is not None or number >= window.tells_from or not (is_again or window.may_have_forgotten(number)):
+            if found is not None or number >= window.tells_from:
                 return found
         elif is_again:
             first = self.index.find_time(birth_ms(producer_id))
@@ -195,11 +200,6 @@ class Queue:
         if share is None:
             share = self.lanes[group] = LaneShare()
         return share
-
-    @property
-    def is_ordered(self) -> bool:
-        """True if the queue is a partition of an ordered subject. Partitions are numbered from 1."""
-        return self.id.partition > 0
 
     def is_finished(self, share: LaneShare | None, lps: LpRange) -> bool:
         """True if the partition is closed, and all of the range, including the command message, is done by the group or deleted by

@@ -157,6 +157,11 @@ class Segments:
         used = self.end - self._bases[-1]
         return used > 0 and used + size > self.segment_bytes
 
+    def begins(self, size: int) -> bool:
+        """True if an append of `size` bytes is the first of a segment that is not the log's first."""
+        used = self.end - self._bases[-1]
+        return used + size > self.segment_bytes if used else self.end > 0
+
     def roll(self) -> None:
         """Flush, then begin a new segment at the end. Raises FlushFailed, DiskFull. The old segment stays active then."""
         fd = self.disk.open_append(self._path(self.end))

@@ -149,19 +149,21 @@ class Store:
 
     # --- appending -----------------------------------------------------------------------------------------------------
 
-    def append(self, batches: list[Intake]) -> list[Produced]:
+    def append(self, batches: list[Intake], *, are_new: bool = False) -> list[Produced]:
         """Write the batches, in order, with one write, and return where each is stored. A batch that is stored already is not written
-        again.
+        again; with `are_new` the caller has found out that there is none, and no two equal ones.
 
         Raises DiskFull, and none of them is stored then.
         """
-        size = sum([ENVELOPE_BYTES + len(batch.region) for batch in batches])
-        self.require_space(size)
-        if self._begins_segment(size):
+        size = ENVELOPE_BYTES * len(batches)
+        for batch in batches:
+            size += len(batch.region)
+        self.space.require(size, self.messages.end)
+        if self.messages.begins(size):
             self._open_segment(MESSAGES, [queue.to_snapshot() for queue in self.queues.values()])
-        return self._append_new(batches)
+        return self._append(batches, are_new)
 
-    def _append_new(self, batches: list[Intake]) -> list[Produced]:
+    def _append(self, batches: list[Intake], are_new: bool) -> list[Produced]:
         results: list[Produced] = []
         entries: list[tuple[Queue, IndexEntry]] = []
         buffers: list[bytes] = []
@@ -172,7 +174,7 @@ class Store:
         for batch in batches:
             queue, header = batch.queue, batch.header
             key = (id(queue), header.producer_id, header.batch_sequence)
-            produced = seen.get(key) or queue.find_duplicate(header)
+            produced = None if are_new else seen.get(key) or queue.find_duplicate(header)
             if produced is None:
                 sequence, cumulative = following.get(id(queue)) or (queue.next_sequence, queue.cumulative_bytes)
                 index += 1
@@ -212,7 +214,8 @@ class Store:
         first = self.index + 1
         self.index += count
         self.note_epoch(self.epoch, first)
-        self.unflushed.wrote(first, self.clock.monotonic_ms())
+        if not self.unflushed.is_open:
+            self.unflushed.wrote(first, self.clock.monotonic_ms())
         if self.is_replicated:
             self.tail.add(Write(first, self.index, WriteRun(log, segments.bases[-1], position, size, tuple(buffers))))
 
@@ -238,6 +241,8 @@ class Store:
     def commit(self, index: int) -> list[Queue]:
         """Commit everything up to `index`. Returns the queues that have more visible messages."""
         self.committed_index = max(self.committed_index, index)
+        if not self.pending and not self._invisible:
+            return []
         while self.pending and self.pending[0].envelope.index <= index:
             self.apply_entry(*self.pending.popleft())
         grown: dict[int, Queue] = {}
@@ -288,11 +293,6 @@ class Store:
         """Raise DiskFull unless the disk has room for `size` bytes and the reserve."""
         self.space.require(size, self.messages.end)
 
-    def _begins_segment(self, size: int) -> bool:
-        messages = self.messages
-        is_empty = messages.end == messages.bases[-1] and messages.end > 0
-        return is_empty or messages.must_roll(size)
-
     def _open_segment(self, log: int, states: list[list[object]]) -> None:
         """Begin a segment with a snapshot, completely or not at all. `states` are the queues or the shares."""
         segments = self.logs[log]
@@ -319,7 +319,7 @@ class Store:
         """Write a command message and return its sequence. Raises DiskFull."""
         total = ENVELOPE_BYTES + len(region)
         self.require_space(total)
-        if self._begins_segment(total):
+        if self.messages.begins(total):
             self._open_segment(MESSAGES, [each.to_snapshot() for each in self.queues.values()])
         time_ms = self.last_time_ms = max(self.clock.time_ms(), self.last_time_ms)
         index, flushed = self.index + 1, self.messages.flushed

@@ -161,7 +161,7 @@ class AccessControl(OpenAccess):
 
     @property
     def is_enforced(self) -> bool:  # type: ignore[override]
-        return self.mode is AccessMode.ENFORCE
+        return self._source.access.mode is AccessMode.ENFORCE
 
     @property
     def is_stale(self) -> bool:  # type: ignore[override]

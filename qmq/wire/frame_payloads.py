@@ -390,6 +390,8 @@ def unpack_lane_settle(payload: memoryview | bytes) -> tuple[int, int, list[Lane
 
 def pack_produced(results: list[Produced]) -> bytes:
     """The payload of PRODUCED."""
+    if len(results) == 1:
+        return _PRODUCED.pack(*results[0])
     return b"".join([_PRODUCED.pack(*each) for each in results])
 
 

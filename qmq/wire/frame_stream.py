@@ -43,6 +43,8 @@ class FrameStream(asyncio.BufferedProtocol):
     ) -> None:
         self.reader = FrameReader(frame_bytes_max, shared=shared, partial=partial)
         self.is_writable = True
+        self.is_held = False
+        """Whether our side has stopped reading."""
         self.refusal = b""
         """If set before the connection is made, the stream sends only these bytes, and closes."""
         self.transport: asyncio.Transport | None = None
@@ -141,8 +143,10 @@ class FrameStream(asyncio.BufferedProtocol):
         if outbox and transport is not None and not transport.is_closing():
             size = sum(map(len, outbox))
             self._sent_bytes += size
-            if size <= JOINED_BYTES_MAX or len(outbox) == 1:
-                transport.write(b"".join(outbox))  # a single piece is not copied
+            if len(outbox) == 1:
+                transport.write(outbox[0])
+            elif size <= JOINED_BYTES_MAX:
+                transport.write(b"".join(outbox))
             else:
                 transport.writelines(outbox)
 
@@ -163,8 +167,10 @@ class FrameStream(asyncio.BufferedProtocol):
         """Stop reading: the peer's bytes wait in the kernel, and then at the peer."""
         if self.is_open and self.transport is not None and self.transport.is_reading():
             self.transport.pause_reading()
+            self.is_held = True
 
     def resume_reading(self) -> None:
+        self.is_held = False
         if self.is_open and self.transport is not None and not self.transport.is_reading():
             self.transport.resume_reading()
 

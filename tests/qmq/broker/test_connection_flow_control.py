@@ -128,6 +128,10 @@ class Socket:
     def __init__(self) -> None:
         self.is_reading = self.is_writable = True
 
+    @property
+    def is_held(self) -> bool:
+        return not self.is_reading
+
     def pause_reading(self) -> None:
         self.is_reading = False
 

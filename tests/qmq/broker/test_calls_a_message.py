@@ -1,0 +1,37 @@
+"""How many of the broker's functions run for a message that arrives alone. A ceiling, so that the number grows only on purpose
+(docs/PROFILE.md); tests/qmq/client/test_calls_a_message.py has the client's.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+
+from support import node_config, running
+
+import qmq
+
+PACKAGE = Path(qmq.__file__).parent
+PARTS = tuple(f"{PACKAGE / part}/" for part in ("broker", "log", "security"))
+MESSAGES = 500
+
+
+async def test_a_message_alone_takes_at_most_80_calls_of_the_broker(tmp_path: Path) -> None:
+    calls: Counter[str] = Counter()
+
+    def called(frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(PARTS):
+            calls[frame.f_code.co_qualname] += 1
+
+    async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq:
+        for _ in range(50):
+            await mq.send("s", b"x")
+        sys.setprofile(called)
+        try:
+            for _ in range(MESSAGES):
+                await mq.send("s", b"x")
+        finally:
+            sys.setprofile(None)
+    assert calls.total() <= 80 * MESSAGES, ", ".join(f"{name} {count / MESSAGES:.1f}" for name, count in calls.most_common(60))
