@@ -62,7 +62,7 @@ class LaneResultReader:
                 "consumed them; to continue with the oldest remaining message: qmq group reset --to earliest"
             )
         read = 0
-        for entry in self._entries(sequence):
+        for entry in self._index.entries(sequence):
             if queue.sealed is not None and entry.base_sequence == queue.sealed.sequence:
                 found.next_sequence, found.is_end = entry.next_sequence, True
                 break
@@ -74,15 +74,6 @@ class LaneResultReader:
             if found.next_sequence < entry.next_sequence:
                 break
         return found
-
-    def _entries(self, sequence: int) -> Iterator[IndexEntry]:
-        number = self._index.number_of(sequence)
-        while number < self._queue.index.count:
-            entry = self._index.entry(number)
-            if entry.next_sequence > self._queue.visible_sequence:
-                return
-            yield entry
-            number += 1
 
     def _is_all(self, entry: IndexEntry, sequence: int) -> bool:
         """Whether all messages of a batch from a sequence on belong to the lane and are not done."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, NamedTuple
 
 from qmq import limits
@@ -106,10 +107,11 @@ class BatchReader:
 
     def number_of(self, sequence: int) -> int:
         """The number of the entry that holds `sequence`, or of the next one; the number of entries if there is none."""
-        number = self._number
-        if self._holds(number + 1, sequence):
-            number += 1
-        elif not self._holds(number, sequence):
+        place = self._number
+        for number in (place, place + 1, place - 1):  # the last pull looked at the entry behind its end, or at no further one
+            if self._holds(number, sequence):
+                break
+        else:
             number = self._search(sequence)
         self._number = number
         return number
@@ -146,6 +148,19 @@ class BatchReader:
                 self._ahead[number + at] = each
             found = self._ahead[number]
         return found
+
+    def entries(self, sequence: int) -> Iterator[IndexEntry]:
+        """The entries of committed batches, from the one that holds `sequence` on. The place is remembered, because the next pull begins
+        where this one ends, and a search reads the index's files.
+        """
+        number, index = self.number_of(sequence), self._queue.index
+        while number < index.count:
+            self._number = number
+            entry = self.entry(number)
+            if entry.next_sequence > self._queue.visible_sequence:
+                return
+            yield entry
+            number += 1
 
     def forget(self) -> None:
         """The index has changed: forget what was read."""
@@ -216,7 +231,7 @@ def _collect_new(
         )
     if sequence >= queue.visible_sequence:
         return
-    for entry in _entries(queue, reader, sequence):
+    for entry in islice(reader.entries(sequence), _ENTRIES_MAX):
         if delivery.messages >= messages_max or delivery.bytes >= bytes_max:
             break
         first = max(sequence, entry.base_sequence)
@@ -232,15 +247,6 @@ def _collect_new(
     last = delivery.pulled[-1] if delivery.pulled else None
     if sequence > begin and (last is None or sequence > last.first_sequence + last.count):
         delivery.pulled.append(Pulled(sequence, 0, 1))
-
-
-def _entries(queue: Queue, reader: BatchReader, sequence: int) -> Iterator[IndexEntry]:
-    begin = reader.number_of(sequence)
-    for number in range(begin, min(queue.index.count, begin + _ENTRIES_MAX)):
-        entry = reader.entry(number)
-        if entry.next_sequence > queue.visible_sequence:
-            return
-        yield entry
 
 
 def _is_for(store: Store, queue: Queue, entry: IndexEntry, group: bytes) -> bool:
