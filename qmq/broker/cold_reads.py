@@ -18,7 +18,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from qmq import limits
@@ -38,11 +37,11 @@ _GAP_BYTES: Final = 256 * limits.KIB
 
 
 class Piece(NamedTuple):
-    """Bytes of one file."""
+    """Bytes of one segment."""
 
-    path: Path
-    at: int
-    size: int
+    base: int
+    begin: int
+    end: int
 
 
 class ColdReads:
@@ -94,13 +93,13 @@ class ColdReads:
 
     def _plan(self, state: QueueGroup) -> tuple[list[Piece], int, int]:
         """The next window: what to read, its end in the queue's bytes, and the entry after it."""
-        pieces: list[Piece] = []
+        pieces, segments = list[Piece](), self._store.messages
         size, end, number = 0, state.window.end, state.window.next_number
         for entry in _entries(state, number):
             if size >= self._window_bytes:
                 break
-            if entry.position >= self._store.messages.local_start:  # earlier ones are not on the disk: see qmq.log.cold_read
-                _add(pieces, self._store.messages, entry)
+            if entry.position >= segments.local_start:  # earlier ones are not on the disk: see qmq.log.cold_read
+                _add(pieces, segments, entry)
             size += entry.total_bytes
             end, number = entry.cumulative_bytes + entry.total_bytes, number + 1
         return pieces, end, number
@@ -108,10 +107,11 @@ class ColdReads:
     def _read(self, pieces: list[Piece]) -> None:
         """In a thread."""
         for each in pieces:
+            path = self._store.messages.folder / segment_name(each.base)
             try:
-                self._store.disk.read_ahead(each.path, each.size, each.at)
+                self._store.disk.read_ahead(path, each.end - each.begin, each.begin - each.base)
             except OSError as failure:  # deleted by retention, or unreadable: the loop's own read says so to the consumer
-                log.debug("reading ahead in %s failed: %s", each.path, failure)
+                log.debug("reading ahead in %s failed: %s", path, failure)
 
     def _loaded(self, done: asyncio.Future[None], state: QueueGroup, end: int, number: int) -> None:
         self._loads -= 1
@@ -132,9 +132,8 @@ def _entries(state: QueueGroup, number: int) -> Iterator[IndexEntry]:
 
 
 def _add(pieces: list[Piece], segments: Segments, entry: IndexEntry) -> None:
-    base = segments.base_of(entry.position)
-    path, at = segments.folder / segment_name(base), entry.position - base
-    if pieces and pieces[-1].path == path and at - pieces[-1].at - pieces[-1].size <= _GAP_BYTES:
-        pieces[-1] = pieces[-1]._replace(size=at + entry.total_bytes - pieces[-1].at)
+    base, begin, end = segments.base_of(entry.position), entry.position, entry.position + entry.total_bytes
+    if pieces and pieces[-1].base == base and begin - pieces[-1].end <= _GAP_BYTES:
+        pieces[-1] = Piece(base, pieces[-1].begin, end)
     else:
-        pieces.append(Piece(path, at, entry.total_bytes))
+        pieces.append(Piece(base, begin, end))

@@ -18,6 +18,7 @@ from typing import Final
 
 from qmq.errors import DiskFull, FlushFailed
 from qmq.file_descriptors import SHORT_OF
+from qmq.log import page_cache
 from qmq.private_files import FILE_MODE
 
 log = logging.getLogger("qmq.log")
@@ -29,11 +30,7 @@ machine may have to get from its host first (docs/PROFILE.md).
 """
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 
-_AHEAD_BYTES: Final = 512 * 1024
 _FREE_CHECK_BYTES: Final = 4 * 1024 * 1024
-_TOUCH_BYTES: Final = 64 * 1024
-"""The step of `read_ahead`: reading one byte waits for all pages around it that were requested together."""
-
 BLOCK_BYTES: Final = 4096
 """The unit of a failed read; a write that covers a whole block does not need its old content."""
 
@@ -136,11 +133,7 @@ class Disk:
         """Read a part of a file into the page cache, and wait until it is there. Safe in a thread. Raises OSError."""
         fd = self.open_read(path)
         try:
-            for begin in range(at, at + size, _AHEAD_BYTES):  # the kernel accepts a limited amount for each call
-                os.posix_fadvise(fd, begin, min(_AHEAD_BYTES, at + size - begin), os.POSIX_FADV_WILLNEED)
-            for begin in range(at, at + size, _TOUCH_BYTES):
-                os.pread(fd, 1, begin)
-            os.pread(fd, 1, at + size - 1)
+            page_cache.load(fd, size, at)
         finally:
             self.close(fd)
 
