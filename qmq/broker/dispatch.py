@@ -109,7 +109,7 @@ class Dispatch:
         self._turns.schedule()
         holder = state.share.holders[request.consumer]
         attempts_max = self._settings(state).attempts_max
-        return wire.Attached(session.number, self._lease_ms(holder.lease_ms), holder.next_pull, int(is_resumed), attempts_max)
+        return wire.Attached(session.number, self._lease_ms(holder.lease_ms), holder.next_pull, int(is_resumed), attempts_max, knows_kept=1)
 
     def _lease_ms(self, asked_ms: int) -> int:
         """The granted lease; a lease from an older version may be longer."""
@@ -134,7 +134,7 @@ class Dispatch:
         wait_ms = min(request.wait_ms, limits.WAIT_MS_MAX, deadline_ms or limits.WAIT_MS_MAX)
         until = self._clock.monotonic_ms() + wait_ms
         bytes_max = min(max(request.bytes_max, 1), limits.PULL_BYTES_MAX)
-        waiter = Waiter(session, request_id, request.messages_max, bytes_max, until)
+        waiter = Waiter(session, request_id, request.messages_max, bytes_max, until, request.kept)
         session.group.waiters.append(waiter)
         self._late_pulls.at(session.group, until)
         self.wake(session.group)
@@ -219,13 +219,13 @@ class Dispatch:
         if not found.pulled:
             return Served.NOT
         try:
-            ranges, buffers, batches = lay_out(self._store, queue, found)
+            ranges, buffers, batches = lay_out(self._store, queue, found, waiter.kept)
         except LogDamaged:
             readable = readable_messages(self._store, queue, found)
             if not readable:
                 raise
             found = self._found(session, readable, bytes_max)
-            ranges, buffers, batches = lay_out(self._store, queue, found)
+            ranges, buffers, batches = lay_out(self._store, queue, found, waiter.kept)
         first = holder.next_pull
         queue_id = queue.id
         self._store.act(PullAction(queue_id.subject, queue_id.partition, state.name, session.consumer, tuple(found.pulled)))

@@ -284,18 +284,16 @@ def _extend(pulled: list[Pulled], first: int, count: int, begin: int) -> None:
     pulled.append(Pulled(first, count, 1))
 
 
-def lay_out(store: Store, queue: Queue, delivery: PullResult) -> tuple[list[Range], list[bytes], int]:
-    """(ranges, buffers of the batches, number of batches) of the answer. Raises LogDamaged."""
-    ranges: list[Range] = []
-    buffers: list[bytes] = []
-    places: dict[int, int] = {}
-    for piece in delivery.pieces:
-        place = places.get(piece.entry.position)
-        if place is None:
-            place = places[piece.entry.position] = len(places)
-            buffers += store.read(queue, piece.entry)
-        ranges.append(Range(piece.first, piece.count, piece.attempt, place))
-    return ranges, buffers, len(places)
+def lay_out(store: Store, queue: Queue, delivery: PullResult, kept: int = -1) -> tuple[list[Range], list[bytes], int]:
+    """(ranges, buffers of the batches, number of batches) of the answer, without the batch that begins at sequence `kept`. Raises
+    LogDamaged.
+    """
+    entries = {piece.entry.position: piece.entry for piece in delivery.pieces if piece.entry.base_sequence != kept}
+    buffers = [buffer for entry in entries.values() for buffer in store.read(queue, entry)]
+    places = {position: place for place, position in enumerate(entries)}
+    count = len(places)
+    ranges = [Range(each.first, each.count, each.attempt, places.get(each.entry.position, count)) for each in delivery.pieces]
+    return ranges, buffers, count
 
 
 def readable_messages(store: Store, queue: Queue, delivery: PullResult) -> int:

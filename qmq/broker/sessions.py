@@ -123,6 +123,8 @@ class Waiter:
     messages_max: int
     bytes_max: int
     deadline_ms: int
+    kept: int
+    """See `wire.Pull`."""
 
 
 @dataclass(slots=True)

@@ -63,6 +63,7 @@ class Attachment:
         )
         self._received = -1
         self._batches = ReceivedBatches()
+        self._knows_kept = False
         counters = links.counters.taking(terms.subject, terms.group)
         file = links.store.file(self._origin, lambda: ms_of(links.now_ns())) if links.store is not None else None
         self.verdicts = Verdicts(
@@ -148,7 +149,8 @@ class Attachment:
         session = self.session
         assert session is not None
         self.asked, self.asked_bytes = messages, size
-        request = wire.pack_pull(wire.Pull(session.number, messages, size, wait_ms))
+        kept = self._batches.kept if self._knows_kept else -1
+        request = wire.pack_pull(wire.Pull(session.number, messages, size, wait_ms, kept))
         session.connection.request(
             FrameKind.PULL, lambda answer: self._pulled(session, answer), request, timeout_s=wait_ms / 1000 + ANSWER_S
         )
@@ -179,7 +181,7 @@ class Attachment:
         batches = self._batches.read(payload, at, batch_count, ranges, asked.connection.address)
         begin = pull
         for each in ranges:
-            if each.batch >= batch_count or not _lies_in(each, batches[each.batch].view):
+            if each.batch >= len(batches) or not _lies_in(each, batches[each.batch].view):
                 raise ProtocolViolation(f"{each} is outside its batch")
             batch = batches[each.batch]
             offset = each.first_sequence - batch.view.base_sequence
@@ -268,6 +270,8 @@ class Attachment:
     def granted(self, answer: wire.Attached) -> None:
         """Drop messages that the broker no longer counts as held, by the table at the top of the module."""
         self.verdicts.attempts_max = answer.attempts_max
+        self._knows_kept = bool(answer.knows_kept)
+        self._batches.forget()
         if not answer.resumed:
             self._void(0, answer.next_pull_sequence)
         elif answer.next_pull_sequence <= self._received:

@@ -38,6 +38,7 @@ PROTOCOL_VERSION: Final = 1
 
 _PRODUCED: Final = Struct("<qq")
 _PULL: Final = Struct("<IIII")
+_PULL_KEEPING: Final = Struct("<IIIIq")
 _DELIVERY: Final = Struct("<IIqI")
 _RANGE: Final = Struct("<qIII")
 _FETCHED: Final = Struct("<qqqqqII")
@@ -166,6 +167,8 @@ class Attached(_JsonMessage):
     resumed: int
     attempts_max: int = 0
     """A message that fails this many times goes to the dead-letter queue; 0: never."""
+    knows_kept: int = 0
+    """1 if a PULL may name the batch that the consumer keeps."""
 
 
 ONLY_DIRECTED: Final = 2
@@ -277,16 +280,21 @@ class Produced(NamedTuple):
 
 
 class Pull(NamedTuple):
-    """Asks for the group's next messages. The answer comes when there are messages, or is empty after `wait_ms`."""
+    """Asks for the group's next messages. The answer comes when there are messages, or is empty after `wait_ms`.
+
+    `kept` is the base sequence of the batch in which this session's last delivery ended: the consumer keeps it, and the answer leaves it
+    out. -1: none.
+    """
 
     session: int
     messages_max: int
     bytes_max: int
     wait_ms: int
+    kept: int = -1
 
 
 class Range(NamedTuple):
-    """Consecutive messages of one batch. `batch` is the batch's place in the delivery, from 0."""
+    """Consecutive messages of one batch. `batch` is the batch's place in the delivery, from 0; the kept batch comes behind them."""
 
     first_sequence: int
     count: int  # type: ignore[assignment]
@@ -412,12 +420,12 @@ def unpack_one_produced(payload: memoryview | bytes) -> Produced:
 
 def pack_pull(pull: Pull) -> bytes:
     """The payload of PULL."""
-    return _PULL.pack(*pull)
+    return _PULL.pack(*pull[:-1]) if pull.kept < 0 else _PULL_KEEPING.pack(*pull)
 
 
 def unpack_pull(payload: memoryview | bytes) -> Pull:
     """Raises ProtocolViolation."""
-    return Pull(*_unpack(_PULL, payload, "PULL"))
+    return Pull(*_unpack(_PULL_KEEPING if len(payload) == _PULL_KEEPING.size else _PULL, payload, "PULL"))
 
 
 def pack_delivery(session: int, first_pull_sequence: int, ranges: list[Range], batches: int) -> bytes:

@@ -18,7 +18,7 @@ import qmq
 from qmq.client.attachment import Attachment
 from qmq.client.client_timing import TIMING, ClientTiming
 from qmq.client.consumer import TURN_MESSAGES
-from qmq.errors import MessagesExpired, NoQuorum, NotMaster, StaleDelivery, UnknownConsumer
+from qmq.errors import MessagesExpired, NoQuorum, NotMaster, ProtocolViolation, StaleDelivery, UnknownConsumer
 from qmq.log.actions import Begin, Join, PullAction, Pulled, Return, SettleAction
 from qmq.log.share import Share
 from qmq.wire import frame_payloads as wire
@@ -114,6 +114,71 @@ async def test_what_the_new_master_knows_of_is_still_ours(it: Cluster) -> None:
     assert (await consumer.pull(10)).bodies == [b"3", b"4"], "what nobody saw is not dropped"
     await seen.ack_sync()
     assert (queue.verdicts(), consumer.stale) == ([(0, 2)], 0)
+
+
+def kept(queue: Queue) -> int:
+    """The batch that the waiting pull names."""
+    return wire.unpack_pull(queue.pulls[0][1].payload).kept
+
+
+async def test_a_pull_names_the_batch_in_which_the_last_delivery_ended(it: Cluster) -> None:
+    queue = Queue(it.groups[0])
+    queue.attached = wire.Attached(1, 30_000, 0, 0, knows_kept=1)
+    consumer = it.mq.consumer("s", "g", ack="explicit")
+    pulling = asyncio.create_task(consumer.pull(2))
+    await eventually(lambda: bool(queue.pulls))
+    assert kept(queue) == -1
+    peer, request = queue.pulls.pop(0)
+    whole = batch([b"0", b"1", b"2"], 7)
+    peer.answer(request, FrameKind.MESSAGES, wire.pack_delivery(1, 0, [Range(7, 2, 1, 0)], 1) + whole)
+    assert (await pulling).bodies == [b"0", b"1"]
+    await eventually(lambda: bool(queue.pulls))
+    assert kept(queue) == 7
+    peer, request = queue.pulls.pop(0)
+    peer.answer(request, FrameKind.MESSAGES, wire.pack_delivery(1, 2, [Range(9, 1, 1, 0)], 0))
+    assert (await consumer.pull(2)).bodies == [b"2"]
+    await eventually(lambda: bool(queue.pulls))
+    assert kept(queue) == -1
+
+
+async def test_a_pull_names_no_batch_to_a_broker_that_does_not_know_of_it(it: Cluster) -> None:
+    queue = Queue(it.groups[0])
+    consumer = it.mq.consumer("s", "g", ack="explicit")
+    pulling = asyncio.create_task(consumer.pull(2))
+    await eventually(lambda: bool(queue.pulls))
+    peer, request = queue.pulls.pop(0)
+    peer.answer(request, FrameKind.MESSAGES, wire.pack_delivery(1, 0, [Range(0, 1, 1, 0)], 1) + batch([b"0", b"1"], 0))
+    assert (await pulling).bodies == [b"0"]
+    await eventually(lambda: bool(queue.pulls))
+    assert len(queue.pulls[0][1].payload) == 16
+
+
+async def test_a_pull_names_no_batch_of_an_earlier_session(it: Cluster) -> None:
+    queue = Queue(it.groups[0])
+    queue.attached = wire.Attached(1, 30_000, 0, 0, knows_kept=1)
+    consumer = it.mq.consumer("s", "g", ack="explicit")
+    pulling = asyncio.create_task(consumer.pull(2))
+    await eventually(lambda: bool(queue.pulls))
+    peer, request = queue.pulls.pop(0)
+    peer.answer(request, FrameKind.MESSAGES, wire.pack_delivery(1, 0, [Range(0, 1, 1, 0)], 1) + batch([b"0", b"1"], 0))
+    assert (await pulling).bodies == [b"0"]
+    await eventually(lambda: bool(queue.pulls) and kept(queue) == 0)
+    before = len(queue.attaches)
+    queue.attached = wire.Attached(1, 30_000, 1, 1, knows_kept=1)
+    peer.cut()
+    await eventually(lambda: len(queue.attaches) > before and bool(queue.pulls))
+    assert kept(queue) == -1
+
+
+async def test_a_delivery_of_a_batch_that_nobody_kept_is_refused(it: Cluster) -> None:
+    queue = Queue(it.groups[0])
+    consumer = it.mq.consumer("s", "g", ack="explicit")
+    pulling = asyncio.create_task(consumer.pull(2))
+    await eventually(lambda: bool(queue.pulls))
+    peer, request = queue.pulls.pop(0)
+    peer.answer(request, FrameKind.MESSAGES, wire.pack_delivery(1, 0, [Range(0, 1, 1, 0)], 0))
+    with pytest.raises(ProtocolViolation):
+        await pulling
 
 
 async def test_signs_of_life_go_by_the_lease_that_was_granted(it: Cluster) -> None:

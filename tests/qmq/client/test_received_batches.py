@@ -29,9 +29,28 @@ def test_a_batch_in_which_a_delivery_ended_stands_for_its_copy_in_the_next() -> 
     assert second.bodies == [b"d", b"e"]
 
 
+def test_a_range_behind_the_batches_that_came_is_of_the_kept_batch() -> None:
+    received = ReceivedBatches()
+    (first,) = received.read(FIRST, 0, 1, [Range(0, 1, 1, 0)])
+    assert received.kept == 0
+    assert received.read(b"", 0, 0, [Range(1, 1, 1, 0)]) == [first]
+    assert received.kept == 0
+    second, again = received.read(SECOND, 0, 1, [Range(2, 1, 1, 1), Range(3, 1, 1, 0)])
+    assert (again, second.bodies, received.kept) == (first, [b"d", b"e"], 3)
+
+
+def test_a_range_of_a_batch_that_was_forgotten_is_of_none() -> None:
+    received = ReceivedBatches()
+    received.read(FIRST, 0, 1, [Range(0, 1, 1, 0)])
+    received.forget()
+    assert received.kept == -1
+    assert received.read(b"", 0, 0, [Range(1, 1, 1, 0)]) == []
+
+
 def test_a_batch_that_was_handed_out_to_its_end_is_not_kept() -> None:
     received = ReceivedBatches()
     (first,) = received.read(FIRST, 0, 1, [Range(0, 3, 1, 0)])
+    assert received.kept == -1
     (again,) = received.read(FIRST, 0, 1, [Range(1, 1, 2, 0)])
     assert again is not first
     assert again.bodies == [b"a", b"b", b"c"]

@@ -129,7 +129,7 @@ class Frames:
             )
         )
         if kind is FrameKind.PULL:
-            return kind, wire.pack_pull(wire.Pull(session, choose(WORDS), choose(WORDS), choose((0, 10))))
+            return kind, wire.pack_pull(wire.Pull(session, choose(WORDS), choose(WORDS), choose((0, 10)), choose((-1, 0, 40))))
         if kind is FrameKind.BEGUN:
             return kind, _BEGUN.pack(session, *self._span())
         if kind is FrameKind.LANE_PULL:

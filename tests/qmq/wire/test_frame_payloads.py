@@ -19,6 +19,15 @@ def test_a_delivery_comes_back(ranges: list[wire.Range], session: int, first: in
     assert wire.unpack_delivery(packed + b"batches") == (session, first, ranges, batches, len(packed))
 
 
+@given(st.builds(wire.Pull, U32, U32, U32, U32, st.integers(-1, 2**63 - 1)))
+def test_a_pull_comes_back(pull: wire.Pull) -> None:
+    assert wire.unpack_pull(wire.pack_pull(pull)) == pull
+
+
+def test_a_pull_without_a_kept_batch_has_the_fields_that_older_brokers_know() -> None:
+    assert len(wire.pack_pull(wire.Pull(1, 2, 3, 4))) == 16
+
+
 @given(st.lists(st.builds(wire.Settlement, I64, I64, st.integers(0, 2), U32), max_size=9), U32)
 def test_settlements_come_back(settlements: list[wire.Settlement], session: int) -> None:
     assert wire.unpack_settle(wire.pack_settle(session, settlements)) == (session, settlements)
