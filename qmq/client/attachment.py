@@ -168,7 +168,8 @@ class Attachment:
         except QmqError as failure:
             self._sessions.failed(failure)
         else:
-            self.want = prefetch_limits.grown(self.want, asked, got, self._calls.prefetch())
+            self._calls.answered(asked, got)
+            self.want = prefetch_limits.grown(self.want, asked, got, self._calls.limit.messages)
             # The application gets its messages first; the pull still leaves in this round.
             self._links.round.at_end(self._calls.pull_more)
 

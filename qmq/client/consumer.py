@@ -35,7 +35,7 @@ from qmq.client.links import Links
 from qmq.client.long_retries import Retries, SendDirected
 from qmq.client.loop_round import WaitingTask
 from qmq.client.message import Message, Messages, Slice, error_text
-from qmq.client.prefetch_limits import allowance, bytes_allowance, check_limits, wait_ms
+from qmq.client.prefetch_limits import PrefetchLimit, allowance, bytes_allowance, check_limits, wait_ms
 from qmq.client.ready_form import ReadyMessages, clock_of
 from qmq.errors import CallerError, ClientClosed, InvalidArgument, MessagesExpired, QmqError, StaleDelivery
 from qmq.model import BROADCAST, check_name
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("qmq.client")
 
-PREFETCH: Final = 2_000
 PREFETCH_BYTES: Final = 64 * limits.MIB
 LEASE_MS: Final = 30_000
 PULL_BYTES: Final = limits.MIB
@@ -78,7 +77,7 @@ class Consumer:
         tags_all: list[str] | None = None,
         ack: str = "auto",
         most_once: bool = False,
-        prefetch: int = PREFETCH,
+        prefetch: int | None = None,
         prefetch_bytes: int = PREFETCH_BYTES,
         pull_bytes: int = PULL_BYTES,
         lease_ms: int = LEASE_MS,
@@ -87,13 +86,14 @@ class Consumer:
     ) -> None:
         if ack not in ("auto", "explicit") or expired not in ("raise", "skip") or start not in ("", "earliest", "latest"):
             raise InvalidArgument("ack is 'auto' or 'explicit', expired 'raise' or 'skip', start 'earliest' or 'latest'")
-        check_limits(prefetch, prefetch_bytes)
+        self._limit = PrefetchLimit(prefetch)
+        check_limits(self._limit.messages, prefetch_bytes)
         self.subject = check_name("subject", subject)
         self.group = check_name("group", group)
         self.incarnation = os.urandom(8).hex()
         self.name = check_name("consumer", name) if name else default_name(self.incarnation)
         self.stale = 0
-        self.prefetch, self.prefetch_bytes = prefetch, prefetch_bytes
+        self.prefetch_bytes = prefetch_bytes
         start = start or ("latest" if broadcast else "earliest")
         share = self.group + BROADCAST + self.name if broadcast else self.group
         self._terms = Terms(
@@ -125,7 +125,7 @@ class Consumer:
         self._left_of_turn = 0
         self._is_closed = self._is_paused = self._is_resting = self._is_draining = False
         self._calls = ConsumerCalls(
-            self.ready, lambda: self.prefetch, self._notify, self._pull_more, self._failed, self._retries.add, self._lost
+            self.ready, self._limit, self._answered, self._notify, self._pull_more, self._failed, self._retries.add, self._lost
         )
         self._tell_closed = partial(on_closed, self)
 
@@ -293,10 +293,15 @@ class Consumer:
         """
         return self._is_paused or self._links.is_paused
 
+    @property
+    def prefetch(self) -> int:
+        """How many messages this consumer may hold without a verdict."""
+        return self._limit.messages
+
     def limit(self, prefetch: int) -> None:
         """Change `prefetch`. Messages handed out beyond a lower limit stay handed out. Raises InvalidArgument."""
         check_limits(prefetch, self.prefetch_bytes)
-        self.prefetch = prefetch
+        self._limit.choose(prefetch)
         self.look_again()
 
     def pause(self) -> None:
@@ -353,7 +358,13 @@ class Consumer:
                 if not ask or not size:
                     continue
                 each.pull(ask, size, wait_ms(self.prefetch, self.prefetch_bytes, count))
+                self._limit.left(self._loop.time(), is_ahead=has_unseen)
                 self._pull_turn = (self._pull_turn + step + 1) % count
+
+    def _answered(self, asked: int, got: int) -> None:
+        """A pull was answered."""
+        if got >= asked and self.held <= got:
+            self._limit.starved(self._loop.time())
 
     def _lost(self, messages: int) -> None:
         self.stale += messages

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from qmq.client.connection import Connection
+from qmq.client.prefetch_limits import PrefetchLimit
 from qmq.client.ready_form import ReadyMessages
 from qmq.client.route_book import Master
 from qmq.errors import QmqError
@@ -48,8 +49,10 @@ class ConsumerCalls:
 
     ready: ReadyMessages[Any]
     """Ended before anybody takes or drops messages of an attachment."""
-    prefetch: Callable[[], int]
+    limit: PrefetchLimit
     """How many messages the consumer may hold."""
+    answered: Callable[[int, int], None]
+    """A pull for so many messages brought so many."""
     notify: Callable[[], None]
     """Something changed: wake all waiters."""
     pull_more: Callable[[], None]

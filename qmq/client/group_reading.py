@@ -78,7 +78,7 @@ class PlainReading:
         return await joined_unordered(self._consumer)
 
     async def receive(self, messages_max: int, wait_s: float) -> Sequence[AnyMessage]:
-        self._consumer.prefetch = min(AHEAD + self.unsettled + messages_max, limits.CONSUMER_UNACKED_MAX)
+        self._consumer.limit(min(AHEAD + self.unsettled + messages_max, limits.CONSUMER_UNACKED_MAX))
         if self._is_resting:
             self._is_resting = False
             self._consumer.resume()

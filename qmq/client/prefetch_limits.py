@@ -13,16 +13,23 @@ Worked example: prefetch 2,000, three attachments. Two idle ones wait with 64 ea
 A message counts for its part of its batch's bytes. The bytes of a pull are known afterwards: a batch is never cut, so the last one may
 exceed the total, and then no attachment pulls until there is room again. One half of the bytes is divided among all attachments, and idle
 ones reserve no more than their part of it. An attachment that holds nothing may pull, however small the total is.
+
+By default the total in messages follows the application (`PrefetchLimit`). A node that is busy with producers answers a pull once in each
+round of its event loop, which takes a millisecond or more; an application that handles 2,000 messages in less time would wait for it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final, Protocol
 
 from qmq import limits
 from qmq.errors import InvalidArgument
 
+PREFETCH: Final = 2_000
+PREFETCH_MAX: Final = 16_000
+QUICK_S: Final = 0.1
 START: Final = 64
 GROWTH: Final = 4
 WAIT_MS: Final = 20_000
@@ -57,6 +64,35 @@ def check_limits(prefetch: int, prefetch_bytes: int) -> None:
         raise InvalidArgument(f"prefetch is 1 to {limits.CONSUMER_UNACKED_MAX}, not {prefetch}")
     if not 0 < prefetch_bytes <= limits.CONSUMER_UNACKED_BYTES_MAX:
         raise InvalidArgument(f"prefetch_bytes is 1 to {limits.CONSUMER_UNACKED_BYTES_MAX}, not {prefetch_bytes}")
+
+
+class PrefetchLimit:
+    """How many messages a consumer may hold.
+
+    `chosen` is the application's number. Without one the limit is `PREFETCH`. It doubles when a full answer comes less than `QUICK_S` after
+    its pull left, and the application has handled everything that it held by then. It halves when pulls leave less often than that.
+    """
+
+    def __init__(self, chosen: int | None) -> None:
+        self.messages = PREFETCH if chosen is None else chosen
+        self._is_chosen = chosen is not None
+        self._left_s = -math.inf
+        self._is_ahead = False
+
+    def choose(self, messages: int) -> None:
+        """The application chose a number."""
+        self.messages, self._is_chosen = messages, True
+
+    def left(self, now_s: float, *, is_ahead: bool) -> None:
+        """A pull leaves. `is_ahead`: the application still has messages to handle."""
+        if now_s - self._left_s > QUICK_S and not self._is_chosen:
+            self.messages = max(self.messages // 2, PREFETCH)
+        self._left_s, self._is_ahead = now_s, is_ahead
+
+    def starved(self, now_s: float) -> None:
+        """A full answer came, and the application held nothing any more."""
+        if self._is_ahead and now_s - self._left_s <= QUICK_S and not self._is_chosen:
+            self.messages = min(2 * self.messages, PREFETCH_MAX)
 
 
 def start(prefetch: int, parts: int) -> int:

@@ -183,7 +183,7 @@ class Verdicts:
     @property
     def gathered_max(self) -> int:
         """How many acknowledgements a `Hold` gathers."""
-        return max(ACKS_MAX, self._calls.prefetch() // 8)
+        return max(ACKS_MAX, self._calls.limit.messages // 8)
 
     @property
     def gathered(self) -> int:
@@ -218,7 +218,7 @@ class Verdicts:
             self._unsent.add(begin, end, verdict, delay, error)
             if self._session is None:
                 self._spool.given(wire.Settlement(begin, end, verdict, delay, error))
-        if self._unsent.messages * 4 >= self._calls.prefetch():
+        if self._unsent.messages * 4 >= self._calls.limit.messages:
             if not self._is_leaving:
                 self._is_leaving = True
                 self.loop.call_soon(self.flush)

@@ -170,7 +170,7 @@ async def test_a_pull_names_no_batch_of_an_earlier_session(it: Cluster) -> None:
     assert kept(queue) == -1
 
 
-async def test_a_delivery_of_a_batch_that_nobody_kept_is_refused(it: Cluster) -> None:
+async def test_a_delivery_of_a_batch_that_never_came_is_refused(it: Cluster) -> None:
     queue = Queue(it.groups[0])
     consumer = it.mq.consumer("s", "g", ack="explicit")
     pulling = asyncio.create_task(consumer.pull(2))

@@ -97,7 +97,7 @@ async def test_a_consumer_that_holds_all_it_may_does_not_keep_the_others_waiting
         await mq.send_many("s", [b"%d" % number for number in range(30)])
         full = mq.consumer("s", "g", prefetch=10, ack="explicit")
         assert len(await full.pull(10)) == 10
-        full.prefetch = 100
+        full._limit.choose(100)
         full.look_again()
         await eventually(lambda: any(state.waiters for state in node.broker.dispatch.groups))
         other = await collect(mq.consumer("s", "g", prefetch=10), 20)

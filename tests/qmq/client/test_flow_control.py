@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 
@@ -15,6 +16,8 @@ from support import eventually
 import qmq
 from qmq.batch import ENVELOPE_BYTES
 from qmq.broker.unacked_bytes import UnackedBytes
+from qmq.client import prefetch_limits
+from qmq.client.prefetch_limits import PREFETCH, PREFETCH_MAX
 from qmq.errors import InvalidArgument
 from qmq.limits import CONSUMER_UNACKED_BYTES_MAX, MIB
 from qmq.node.dev_node import Node
@@ -48,6 +51,44 @@ async def test_a_consumer_pulls_no_more_bytes_than_it_may_hold(it: Cluster) -> N
     assert not attachment.asked
     await found[2].ack_sync()
     assert 69 * KIB < (await queue.pull()).bytes_max < 70 * KIB
+
+
+async def feed(queue: FakeQueue, times: int) -> None:
+    """Answer each pull with as many messages as it asks for."""
+    for _ in range(times):
+        await queue.deliver([b"x"] * (await queue.pull()).messages_max)
+
+
+@pytest.mark.parametrize(("chosen", "reached"), [(None, PREFETCH_MAX), (2000, 2000)])
+async def test_a_loop_that_handles_all_at_once_is_given_more_unless_it_chose(
+    it: Cluster, monkeypatch: pytest.MonkeyPatch, chosen: int | None, reached: int
+) -> None:
+    monkeypatch.setattr(prefetch_limits, "QUICK_S", math.inf)
+    queue = FakeQueue(it.groups[0])
+    consumer = it.mq.consumer("s", "g", prefetch=chosen)
+
+    async def loop() -> None:
+        async for _ in consumer:
+            pass
+
+    looping = asyncio.create_task(loop())
+    await feed(queue, 8)
+    await queue.pull()
+    assert consumer.prefetch == reached
+    looping.cancel()
+    await asyncio.gather(looping, return_exceptions=True)
+
+
+async def test_an_application_that_settles_nothing_is_given_no_more(it: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch_limits, "QUICK_S", math.inf)
+    queue = FakeQueue(it.groups[0])
+    consumer = it.mq.consumer("s", "g", ack="explicit")
+    held = 0
+    feeding = asyncio.create_task(feed(queue, 2))
+    while held < PREFETCH:
+        held += len(await consumer.pull(300))
+    await feeding
+    assert (held, consumer.held, consumer.prefetch) == (PREFETCH, PREFETCH, PREFETCH)
 
 
 async def test_a_pull_leaves_while_a_loop_that_never_waits_is_still_busy(it: Cluster) -> None:

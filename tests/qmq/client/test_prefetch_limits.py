@@ -7,7 +7,21 @@ from dataclasses import dataclass
 
 import pytest
 
-from qmq.client.prefetch_limits import START, TURN_WAIT_MS, WAIT_MS, allowance, bytes_allowance, check_limits, grown, start, wait_ms
+from qmq.client.prefetch_limits import (
+    PREFETCH,
+    PREFETCH_MAX,
+    QUICK_S,
+    START,
+    TURN_WAIT_MS,
+    WAIT_MS,
+    PrefetchLimit,
+    allowance,
+    bytes_allowance,
+    check_limits,
+    grown,
+    start,
+    wait_ms,
+)
 from qmq.client.settlements import Outstanding
 from qmq.errors import InvalidArgument
 from qmq.limits import CONSUMER_UNACKED_BYTES_MAX, CONSUMER_UNACKED_MAX, MIB
@@ -75,6 +89,52 @@ def test_the_total_is_never_exceeded_and_every_part_gets_its_share() -> None:
         for part in parts if start(total, len(parts)) else parts[:1]:
             part.asked = allowance(total, parts, part, has_unseen=False)
             assert part.asked > 0, seed
+
+
+# --- the total ----------------------------------------------------------------------------------------------------------
+
+
+def pulled(limit: PrefetchLimit, now_s: float, *, is_ahead: bool = True) -> None:
+    """A pull leaves now, and finds the application without messages half of `QUICK_S` later."""
+    limit.left(now_s, is_ahead=is_ahead)
+    limit.starved(now_s + QUICK_S / 2)
+
+
+def test_an_application_that_is_quick_holds_twice_as_many_each_time_up_to_a_limit() -> None:
+    limit = PrefetchLimit(None)
+    seen = [limit.messages]
+    for number in range(5):
+        pulled(limit, number * QUICK_S / 2)
+        seen.append(limit.messages)
+    assert seen == [PREFETCH, 2 * PREFETCH, 4 * PREFETCH, PREFETCH_MAX, PREFETCH_MAX, PREFETCH_MAX]
+
+
+def test_a_number_that_the_application_chose_never_changes() -> None:
+    limit = PrefetchLimit(100)
+    pulled(limit, 0)
+    assert limit.messages == 100
+    limit.choose(50)
+    pulled(limit, 10 * QUICK_S)
+    assert limit.messages == 50
+
+
+def test_an_application_that_waited_for_messages_anyway_holds_no_more() -> None:
+    limit = PrefetchLimit(None)
+    pulled(limit, 0, is_ahead=False)
+    limit.left(1, is_ahead=True)
+    limit.starved(1 + 2 * QUICK_S)
+    assert limit.messages == PREFETCH
+
+
+def test_an_application_that_became_slow_holds_half_as_many_each_time() -> None:
+    limit = PrefetchLimit(None)
+    for number in range(4):
+        pulled(limit, number * QUICK_S / 2)
+    seen = [limit.messages]
+    for number in range(1, 5):
+        limit.left(number * 10 * QUICK_S, is_ahead=True)
+        seen.append(limit.messages)
+    assert seen == [16_000, 8_000, 4_000, 2_000, 2_000]
 
 
 # --- bytes -------------------------------------------------------------------------------------------------------------
