@@ -163,11 +163,12 @@ class Connection:
 
     def _on_frames(self, received: list[Frame]) -> None:
         self._heard_s = self.loop.time()
-        self._round.begin()
+        self._round.begin(self.loop)
         try:
             for each in received:
-                found = self._pop(each.request_id)
+                found = self._pending.pop(each.request_id, None)
                 if found is not None:
+                    self.produce_bytes -= found.credit
                     self._answer(found, each)
                 elif each.kind == _ERROR and each.request_id == 0:
                     self._cause = wire.unpack_error(each.payload)

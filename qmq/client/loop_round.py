@@ -31,10 +31,11 @@ class WaitingTask:
 
     __slots__ = ("_asyncio_future_blocking", "_context", "_is_cancelled", "_loop", "_message", "_wakeup", "is_done")
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """`loop` is the running event loop: asking for it takes a system call."""
         self._asyncio_future_blocking = True
         """For the task: that it was yielded by an `__await__`, and not by mistake. The task sets it to False."""
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop or asyncio.get_running_loop()
         self._wakeup: Wakeup | None = None
         self._context: Context | None = None
         self._is_cancelled = False
@@ -90,6 +91,8 @@ class LoopRound:
         self._streams: list[FrameStream] = []
         self._has_end = False
         """Whether the end of this round, or of the next one, is scheduled."""
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """The running event loop, as soon as frames have arrived in it."""
 
     # --- what is to be done --------------------------------------------------------------------------------------------
 
@@ -130,13 +133,14 @@ class LoopRound:
 
     # --- the round -----------------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Frames have arrived; `end` follows in the same callback."""
+    def begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Frames have arrived in the running event loop; `end` follows in the same callback."""
+        self.loop = loop
         self._has_end = True
 
     def end(self) -> None:
         """The frames are handled: wake tasks and write. Inside a task, which only a test can cause, this happens in the next round."""
-        if asyncio.current_task() is None:
+        if asyncio.current_task(self.loop) is None:
             self._run()
         else:
             self._has_end = False

@@ -14,7 +14,6 @@ from qmq.batch_columns import Columns
 from qmq.client import message_checks
 from qmq.client.loop_round import LoopRound
 from qmq.client.receipts import Ticket
-from qmq.clock import ms_of
 from qmq.delivery.in_flight_batch import InFlightBatch
 
 
@@ -71,7 +70,7 @@ class OpenBatch:
 
     def stamp(self) -> None:
         """Set the create time of the following messages to now. Once per round of the event loop is exact enough."""
-        now_ms = ms_of(self._now_ns())
+        now_ms = self._now_ns() // 1_000_000
         if not self._runs or self._runs[-1][1] != now_ms:
             self._runs.append((len(self.bodies), now_ms))
 

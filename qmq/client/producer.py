@@ -187,7 +187,7 @@ class Producer(Backlog):
         if not self._open.bodies:
             self._open = NONE_OPEN
             self._pipes.send()
-        elif self._pipes.is_idle:
+        elif not self._undecided or self._pipes.is_idle:
             self._close_open()
         else:
             self._pipes.send()

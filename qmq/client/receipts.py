@@ -218,7 +218,7 @@ class Ticket:
     def __await__(self) -> Generator[object, None, BatchReceipt]:
         self.seen = True
         if self._receipt is None and self._error is None:
-            waiter = WaitingTask()
+            waiter = WaitingTask(self._round.loop if self._round is not None else None)
             self._waiters.append(waiter)
             self.is_awaited = True
             yield waiter  # not `yield from`, which would be one more generator for each message

@@ -77,7 +77,7 @@ async def test_a_task_continues_in_the_callback_that_ended_its_wait() -> None:
         said.append("woken")
 
     def frames_come() -> None:
-        loop_round.begin()
+        loop_round.begin(asyncio.get_running_loop())
         ticket.resolve(RECEIPT)
         said.append("noted")
         loop_round.end()
@@ -103,7 +103,7 @@ async def test_tasks_run_before_calls_and_calls_made_by_tasks_are_of_the_same_ro
     await asyncio.sleep(0)
 
     def frames_come() -> None:
-        loop_round.begin()
+        loop_round.begin(asyncio.get_running_loop())
         loop_round.at_end(lambda: said.append("first"))
         for waiter in waiters:
             loop_round.wake(waiter)
@@ -125,7 +125,7 @@ async def test_outside_of_a_callback_the_work_is_done_in_the_next_round() -> Non
 
     waiting = asyncio.create_task(wait())
     await asyncio.sleep(0)
-    loop_round.begin()
+    loop_round.begin(asyncio.get_running_loop())
     loop_round.wake(waiter)
     loop_round.end()
     said.append("this task")
