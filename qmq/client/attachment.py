@@ -72,6 +72,7 @@ class Attachment:
             group,
             sent_away=self._sessions.failed,
             come_back=self.start,
+            at_end=links.round.at_end,
             now_ns=links.now_ns,
             counters=counters,
             file=file,

@@ -72,7 +72,7 @@ class Hold(GatheredAcks):
         self.settle_acks()
         self.ack_first = self.ack_last = pull
         self.ack_limit = pull + self._verdicts.gathered_max - 1
-        self._verdicts.loop.call_soon(self.settle_acks)
+        self._verdicts.at_end(self.settle_acks)
 
     def settle_acks(self) -> None:
         """Settle the gathered acknowledgements."""
@@ -145,6 +145,7 @@ class Verdicts:
         *,
         sent_away: Callable[[QmqError], None],
         come_back: Callable[[], None],
+        at_end: Callable[[Callable[[], None]], None],
         now_ns: Callable[[], int] = time.time_ns,
         counters: ReceiveCounters | None = None,
         file: SpoolFile | None = None,
@@ -154,6 +155,8 @@ class Verdicts:
         self.terms = terms
         self.group = group
         self.now_ns = now_ns
+        self.at_end = at_end
+        """Calls at the end of this round of the event loop."""
         self.outstanding = Outstanding()
         self.postponed = self.postponed_bytes = 0
         self.attempts_max = 0
