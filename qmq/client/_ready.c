@@ -10,6 +10,7 @@
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
+#include <stdint.h>
 #include <structmember.h>
 
 static PyTypeObject *fields_type, *acks_type;
@@ -489,6 +490,45 @@ static PyType_Spec ready_spec = {
     "qmq.client._ready.ReadyMessages", sizeof(Ready), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, ready_slots,
 };
 
+/* --- bodies ------------------------------------------------------------------------------------------------------------- */
+
+/* A number of four bytes, little endian. */
+static Py_ssize_t number_at(const unsigned char *at)
+{
+    return (int32_t)((uint32_t)at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24);
+}
+
+/* `bytes_column` in qmq/batch_columns.py, with Python's rules for slices whatever the offsets are. */
+static PyObject *cut_bodies(PyObject *module, PyObject *args)
+{
+    PyObject *region;
+    Py_ssize_t offsets_at, data_at, count, size;
+    char *bytes;
+    if (!PyArg_ParseTuple(args, "Snnn", &region, &offsets_at, &data_at, &count) || PyBytes_AsStringAndSize(region, &bytes, &size) < 0)
+        return NULL;
+    if (offsets_at < 0 || data_at < 0 || count < 0 || offsets_at > size || count >= (size - offsets_at) / 4) {
+        PyErr_SetString(PyExc_ValueError, "the offsets of a column are outside the batch");
+        return NULL;
+    }
+    const unsigned char *offsets = (const unsigned char *)bytes + offsets_at;
+    Py_ssize_t end = data_at + number_at(offsets + 4 * count);
+    Py_ssize_t data_bytes = PySlice_AdjustIndices(size, &data_at, &end, 1);
+    PyObject *found = PyList_New(count);
+    for (Py_ssize_t each = 0; found != NULL && each < count; each++) {
+        Py_ssize_t first = number_at(offsets + 4 * each), last = number_at(offsets + 4 * each + 4);
+        Py_ssize_t body_bytes = PySlice_AdjustIndices(data_bytes, &first, &last, 1);
+        PyObject *body = PyBytes_FromStringAndSize(bytes + data_at + first, body_bytes);
+        if (body == NULL || PyList_SetItem(found, each, body) < 0)
+            Py_CLEAR(found);
+    }
+    return found;
+}
+
+static PyMethodDef functions[] = {
+    {"cut_bodies", cut_bodies, METH_VARARGS, "The items of an offsets-and-bytes column."},
+    {NULL, NULL, 0, NULL},
+};
+
 /* --- the module --------------------------------------------------------------------------------------------------------- */
 
 static PyTypeObject *add_type(PyObject *module, PyType_Spec *spec, const char *name)
@@ -500,7 +540,7 @@ static PyTypeObject *add_type(PyObject *module, PyType_Spec *spec, const char *n
 }
 
 static struct PyModuleDef ready_module = {
-    PyModuleDef_HEAD_INIT, "qmq.client._ready", "What a consumer does for each message.", -1, NULL, NULL, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT, "qmq.client._ready", "What a consumer does for each message.", -1, functions, NULL, NULL, NULL, NULL,
 };
 
 PyMODINIT_FUNC PyInit__ready(void)

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 from qmq import limits
 from qmq.batch import BatchView
-from qmq.client.ready_form import MessageFields
+from qmq.client.ready_form import MessageFields, cut_bodies
 from qmq.errors import CorruptBatch, DelayTooLong, InvalidArgument
 from qmq.model import MessageId
 from qmq.targeted import failures
@@ -59,7 +59,7 @@ class Decoded:
     def readable_bodies(self) -> list[bytes] | None:
         """All bodies of the batch, None if they are `unreadable`. Raises InvalidArgument if a library is not installed."""
         if self.decoded is None and self.unreadable is None:
-            self.decoded = self.view.bodies()
+            self.decoded = self._decode()
         return self.decoded
 
     @property
@@ -82,8 +82,14 @@ class Decoded:
     def bodies(self) -> list[bytes]:
         """All bodies of the batch. Raises CorruptBatch, and InvalidArgument if a library is not installed."""
         if self.decoded is None:
-            self.decoded = self.view.bodies()
+            self.decoded = self._decode()
         return self.decoded
+
+    def _decode(self) -> list[bytes]:
+        view = self.view
+        if view.header.compression:
+            return view.bodies()
+        return cut_bodies(view.region, view.layout.body, view.layout.body_data, view.header.count)
 
     def column(self, name: str) -> Any:
         """Another column of the batch, by the name of its method in `BatchView`."""

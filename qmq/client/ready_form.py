@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from qmq.client import ready_messages
 
 if TYPE_CHECKING:
-    from qmq.client.ready_messages import GatheredAcks, MessageFields, ReadyMessages
+    from qmq.client.ready_messages import GatheredAcks, MessageFields, ReadyMessages, cut_bodies
 
     IS_COMPILED: bool
 else:
@@ -24,9 +24,10 @@ else:
     except ImportError:
         form = ready_messages
     GatheredAcks, MessageFields, ReadyMessages = form.GatheredAcks, form.MessageFields, form.ReadyMessages
+    cut_bodies = form.cut_bodies
     IS_COMPILED = form is not ready_messages
 
-__all__ = ["IS_COMPILED", "GatheredAcks", "MessageFields", "ReadyMessages", "clock_of"]
+__all__ = ["IS_COMPILED", "GatheredAcks", "MessageFields", "ReadyMessages", "clock_of", "cut_bodies"]
 
 
 def clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:

@@ -3,6 +3,7 @@
     ReadyMessages   hands out a run of messages of one slice; between two of them only the lease's end is checked, by the clock
     MessageFields   the fields of a `Message`
     GatheredAcks    joins acknowledgements of consecutive messages into one range
+    cut_bodies      makes the bodies of a batch
 
 The consumer begins a run (`begin`) after it has looked at everything, and ends it (`end`) when something has changed: it was paused, it
 failed, or somebody else takes or drops messages of the slice. A run also ends with its last message, and when the lease may be over.
@@ -14,7 +15,12 @@ import math
 from collections.abc import Callable, Coroutine, Iterator
 from itertools import repeat
 from operator import length_hint
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from qmq.batch_columns import bytes_column
+
+cut_bodies: Final = bytes_column
+"""(region, place of the offsets, place of the bytes, number of messages)"""
 
 
 class MessageFields:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib
+import random
 import weakref
+from itertools import accumulate
+from struct import pack
 from typing import Any
 
 import pytest
 
+from qmq.batch_columns import UNREADABLE
 from qmq.client import ready_messages
 from qmq.client.local_messages import LocalMessage, local_batch
 from qmq.client.message import Slice
@@ -299,3 +303,31 @@ async def test_a_dropped_consumer_is_freed_with_its_messages(form: Any) -> None:
     del loop
     gc.collect()
     assert seen() is None
+
+
+def column(bodies: list[bytes]) -> tuple[bytes, int, int, int]:
+    """A region with a column of bodies between other bytes, and the column's place in it."""
+    marks = list(accumulate(map(len, bodies), initial=0))
+    return b"before--" + pack(f"<{len(marks)}i", *marks) + b"".join(bodies) + b"behind", 8, 8 + 4 * len(marks), len(bodies)
+
+
+def test_bodies_are_cut_out_of_a_batch(form: Any) -> None:
+    bodies = [b"", b"1", bytes(range(256)), b"x" * 5_000, b"", b"22"]
+    assert form.cut_bodies(*column(bodies)) == bodies
+    assert form.cut_bodies(*column([])) == []
+
+
+def test_both_forms_cut_the_same_bodies_whatever_the_offsets_are() -> None:
+    chance, marks = random.Random(7), (-(1 << 31), -101, -3, 0, 1, 50, 99, 100, 101, (1 << 31) - 1)
+    for _ in range(2_000):
+        region = b"offsets:" + pack("<6i", *chance.choices(marks, k=6)) + bytes(range(100))
+        place = (8, chance.choice((0, 32, 90, 132, 500)), 5)
+        found = [form.cut_bodies(region, *place) for form in FORMS]
+        assert found[0] == found[-1], place
+
+
+def test_offsets_outside_a_batch_are_unreadable(form: Any) -> None:
+    region, at, data_at, count = column([b"1", b"22"])
+    for places in ((at, data_at, count + 100), (len(region) + 5, data_at, 1), (len(region), data_at, 0), (at, data_at, 1 << 40)):
+        with pytest.raises(UNREADABLE):
+            form.cut_bodies(region, *places)
