@@ -126,6 +126,9 @@ class MasterConnection(Generic[B]):
             if not self._is_confirmed:
                 self._is_confirmed = True
                 self._links.locator.confirm(self.group)
+            if not self._window.flight:
+                self._is_watched = False
+                self._links.answer_watch.answered(self._look)
         if not self.is_closed:
             self._after_answer()
 

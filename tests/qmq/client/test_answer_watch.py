@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextvars import Context
+from functools import partial
 from typing import Any
 
 from qmq.client.answer_watch import AnswerWatch
@@ -41,7 +42,7 @@ def test_a_thousand_destinations_need_one_timer_and_are_looked_at_in_order() -> 
         watch = AnswerWatch(AFTER_S)
         loop.timers = 0
         for number in range(1000):
-            watch.expect(looked.append, number, loop)
+            watch.expect(partial(looked.append), number, loop)
         watch.expect(lambda _: ended.set(), 0, loop)
         assert loop.timers == 1
         await ended.wait()
@@ -49,6 +50,28 @@ def test_a_thousand_destinations_need_one_timer_and_are_looked_at_in_order() -> 
 
     run(work)
     assert looked == list(range(1000))
+
+
+def test_a_destination_that_has_answered_everything_is_not_looked_at() -> None:
+    looked: list[str] = []
+
+    async def work(loop: CountingLoop) -> None:
+        watch, ended = AnswerWatch(AFTER_S), asyncio.Event()
+        silent, answering = (lambda _: looked.append("silent")), (lambda _: looked.append("answering"))
+        loop.timers = 0
+        for _ in range(100):
+            watch.expect(answering, 0, loop)
+            watch.answered(answering)
+        watch.expect(answering, 0, loop)
+        watch.expect(silent, 0, loop)
+        watch.answered(answering)
+        watch.expect(lambda _: ended.set(), 0, loop)
+        assert loop.timers == 1
+        await ended.wait()
+        watch.close()
+
+    run(work)
+    assert looked == ["silent"]
 
 
 def test_a_look_may_ask_for_the_next_one() -> None:
