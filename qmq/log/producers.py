@@ -34,10 +34,12 @@ def birth_ms(producer_id: int) -> int:
 class ProducerWindow:
     """The newest batches of one producer in one queue."""
 
-    __slots__ = ("_stored", "last_ms", "oldest_ever")
+    __slots__ = ("_stored", "last_ms", "newest", "oldest_ever")
 
     def __init__(self) -> None:
         self._stored: dict[int, Produced] = {}
+        self.newest = -1
+        """The highest number that was ever stored. On a partition of an ordered subject the next one must be its successor."""
         self.last_ms = 0
         self.oldest_ever = 0
         """Below this number the window does not know whether a batch was stored."""
@@ -60,15 +62,12 @@ class ProducerWindow:
         begin = self.tells_from
         return sorted([(number, where) for number, where in self._stored.items() if begin <= number < before], reverse=True)
 
-    @property
-    def newest(self) -> int:
-        """The highest stored number. On a partition of an ordered subject the next one must be its successor."""
-        return max(self._stored)
-
     def add(self, batch_sequence: int, produced: Produced) -> None:
         """Remember a stored batch."""
         stored = self._stored
         stored[batch_sequence] = produced
+        if batch_sequence > self.newest:
+            self.newest = batch_sequence
         self.last_ms = produced.append_time_ms
         if len(stored) > WINDOW:
             oldest = next(iter(stored))
@@ -90,6 +89,7 @@ class ProducerWindow:
         window.oldest_ever, window.last_ms = flat[0], flat[1]
         for at in range(2, len(flat), 3):
             window._stored[flat[at]] = Produced(flat[at + 1], flat[at + 2])
+        window.newest = max([*window._stored, window.oldest_ever - 1])
         return window
 
 

@@ -125,10 +125,10 @@ class Queue:
         producer_id, number, is_again = header.producer_id, header.batch_sequence, header.flags & _AGAIN
         window, first = self.producers.window(producer_id), self.index.first
         if window is not None:
-            if not is_again and not window.may_have_forgotten(number):
-                return window.find(number)
+            if number > window.newest:  # nearly always: this decides without the window's dict, which is out of the caches
+                return None
             found = window.find(number)
-            if found is not None or number >= window.tells_from:
+            if found is not None or number >= window.tells_from or not (is_again or window.may_have_forgotten(number)):
                 return found
         elif is_again:
             first = self.index.find_time(birth_ms(producer_id))

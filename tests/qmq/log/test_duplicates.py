@@ -56,3 +56,23 @@ def test_a_producer_whose_clock_is_wrong_by_less_than_a_day_is_recognised(tmp_pa
     assert queue.producers.window(producer) is None
     assert store.append([intake(queue, [b"x"], producer=producer, flags=BatchFlag.AGAIN)]) == first
     store.close()
+
+
+def test_the_highest_number_is_recognised_when_lower_ones_have_pushed_it_out(tmp_path: Path) -> None:
+    """Numbers that were refused come after later ones, so the highest may be the first that the window forgets."""
+    clock = ManualClock()
+    store = open_store(tmp_path, LogConfig(), clock)
+    queue = store.open_queue("s", 0)
+    highest = 2 * WINDOW
+    first = store.append([intake(queue, [b"x"], number=highest)])
+    for number in range(WINDOW):
+        store.append([intake(queue, [b"x"], number=number)])
+    assert store.append([intake(queue, [b"x"], number=highest)]) == first
+    begin_checkpoint(store).run()
+    store.close()
+
+    store = open_store(tmp_path, LogConfig(), clock)
+    queue = store.open_queue("s", 0)
+    assert store.append([intake(queue, [b"x"], number=highest)]) == first
+    assert store.append([intake(queue, [b"y"], number=highest + 1)])[0].base_sequence == WINDOW + 1
+    store.close()
