@@ -104,17 +104,18 @@ def begin_checkpoint(store: Store) -> CheckpointPlan:
 
 
 def _capture(queue: Queue, expire_before_ms: int) -> tuple[QueueState, Spill | None]:
+    """Runs for all queues between two turns: 10,000 queues take as long as some hundred batches."""
     queue.producers.expire(expire_before_ms)
-    spill = queue.index.spill()
-    persisted, tail = queue.index.persisted, b""
-    if spill is not None and len(spill.data) >= SPILL_BYTES_MIN:
-        persisted += len(spill.data) // ENTRY_BYTES
-    elif spill is not None:
-        tail, spill = spill.data, None
-    shares = {group: share.to_state() for group, share in queue.shares.items()}
-    lanes = {group: share.to_state() for group, share in queue.lanes.items()}
-    state = QueueState(queue.to_snapshot(), queue.start_sequence, queue.index.first, persisted, tail, shares, lanes)
-    return state, spill
+    index = queue.index
+    persisted, tail, spill = index.persisted, b"", None
+    if index.tail_bytes >= SPILL_BYTES_MIN:
+        spill = index.spill()
+        persisted += index.tail_bytes // ENTRY_BYTES
+    else:
+        tail = index.tail
+    shares = {group: share.to_state() for group, share in queue.shares.items()} if queue.shares else {}
+    lanes = {group: share.to_state() for group, share in queue.lanes.items()} if queue.lanes else {}
+    return QueueState(queue.to_snapshot(), queue.start_sequence, index.first, persisted, tail, shares, lanes), spill
 
 
 def end_checkpoint(store: Store, plan: CheckpointPlan) -> int:

@@ -128,6 +128,11 @@ class ConsumeLog:
         """Bytes in memory only."""
         return len(self._tail)
 
+    @property
+    def tail(self) -> bytes:
+        """The entries in memory only, as they are stored."""
+        return bytes(self._tail)
+
     def append(self, entry: IndexEntry) -> None:
         """Add the queue's next batch."""
         self._tail += ENTRY.pack(*entry)
