@@ -149,8 +149,15 @@ class Consumer:
         message = attachment.next_ready()
         if message is not None:
             self._left_of_turn -= 1
-            self._left_of_turn -= attachment.begin_run(self._left_of_turn)
+            self._begin_run(attachment)
         return message
+
+    def _begin_run(self, attachment: Attachment) -> None:
+        """Let `ready` hand out the next messages. Only with several broker groups there are turns."""
+        if len(self._attachments) == 1:
+            attachment.begin_run(limits.PULL_MESSAGES_MAX)
+        else:
+            self._left_of_turn -= attachment.begin_run(self._left_of_turn)
 
     async def _next(self) -> Message:
         return self.ready.keep(self.next_ready() or await self._next_waited())
@@ -161,7 +168,7 @@ class Consumer:
         assert part is not None
         message = part.message(0)
         message.is_settled = self._most_once
-        self._left_of_turn -= attachment.begin_run(self._left_of_turn)
+        self._begin_run(attachment)
         return message
 
     async def join(self) -> None:

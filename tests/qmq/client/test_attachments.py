@@ -408,6 +408,30 @@ async def test_groups_are_consumed_in_turn_and_verdicts_go_to_the_messages_group
             assert sum(each.last - each.first + 1 for each in queue.settled) == 150
 
 
+async def test_a_group_that_is_added_has_its_turn_after_one_batch() -> None:
+    async with cluster(2, can_push=True) as it:
+        queues = [Queue(group) for group in it.groups]
+        it.meta.answer = lambda _: [route(it.groups[0])]
+        consumer = it.mq.consumer("s", "g")
+        first = asyncio.create_task(anext(consumer))
+        await queues[0].deliver(0, [b"0"] * 500)
+        await first
+        await queues[0].deliver(500, [b"0"] * 1400, 500)
+        await it.meta.is_watched.wait()
+        it.meta.answer = lambda _: [route(each) for each in it.groups]
+        it.meta.push(subjects=["s"])
+        await eventually(lambda: bool(queues[1].attaches))
+        while not queues[1].pulls:
+            await anext(consumer)
+            await asyncio.sleep(0)
+        await queues[1].deliver(0, [b"1"] * 10)
+        await eventually(lambda: bool(attachment_of(consumer, "g1").slices))
+        left = attachment_of(consumer).slices[0].count
+        found = [(await anext(consumer)).broker_group for _ in range(left + TURN_MESSAGES + 1)]
+        assert "g1" in found
+        await consumer.close()
+
+
 async def test_pulled_messages_are_of_one_group() -> None:
     async with cluster(2) as it:
         queues = [Queue(group) for group in it.groups]
