@@ -53,8 +53,20 @@ class Checkpoint(msgspec.Struct, array_like=True):
     """The state of the projection (qmq/log/projection.py)."""
 
 
-def encode(checkpoint: Checkpoint) -> bytes:
-    return with_checksum(_MAGIC, msgspec.msgpack.encode(checkpoint))
+_QUEUES: Final = Checkpoint.__struct_fields__.index("queues")
+
+
+def encode_queue(state: QueueState) -> msgspec.Raw:
+    """One queue's state, for `encode`. One encoded object for each queue is nothing to walk through for the garbage collector."""
+    return msgspec.Raw(msgspec.msgpack.encode(state))
+
+
+def encode(checkpoint: Checkpoint, queues: list[msgspec.Raw] | None = None) -> bytes:
+    """The content of the file. `queues` are encoded states in place of the checkpoint's own."""
+    fields = list(msgspec.structs.astuple(checkpoint))
+    if queues is not None:
+        fields[_QUEUES] = queues
+    return with_checksum(_MAGIC, msgspec.msgpack.encode(fields))
 
 
 def decode(data: bytes) -> Checkpoint | None:

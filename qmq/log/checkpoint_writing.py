@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from qmq.errors import DiskFull
 from qmq.log import checkpoint as checkpoints
 from qmq.log import commit_mark
@@ -40,6 +42,9 @@ class CheckpointPlan:
     flush: FlushPlan
     spills: tuple[Spill, ...]
     checkpoint: Checkpoint
+    """Without the queues."""
+    queues: list[msgspec.Raw]
+    """The queues' states, encoded."""
     projection: ProjectionPlan | None = None
 
     def run(self) -> None:
@@ -49,7 +54,7 @@ class CheckpointPlan:
         self._sync(written)
         if self.projection is not None:
             self.projection.run()
-        data = checkpoints.encode(self.checkpoint)
+        data = checkpoints.encode(self.checkpoint, self.queues)
         checkpoints.save(self.disk, self.folder / "checkpoint", self.checkpoint.index, data)
 
     def _sync(self, paths: list[Path]) -> None:
@@ -77,11 +82,11 @@ def begin_checkpoint(store: Store) -> CheckpointPlan:
     Raises DiskFull. On a replica, run the plan when everything up to its index is committed: the content of a checkpoint cannot be undone.
     """
     store.write_actions()
-    states: list[QueueState] = []
+    states: list[msgspec.Raw] = []
     spills: list[Spill] = []
     for queue in store.queues.values():
         state, spill = _capture(queue, store.last_time_ms - store.config.producer_expiry_ms)
-        states.append(state)
+        states.append(checkpoints.encode_queue(state))
         if spill is not None:
             spills.append(spill)
     messages, actions = store.applied_place()
@@ -94,13 +99,13 @@ def begin_checkpoint(store: Store) -> CheckpointPlan:
         messages,
         store.actions.start,
         actions,
-        states,
+        [],
         [each for each in store.epochs if each[1] <= store.applied_index],
     )
     projected = store.projection.begin_checkpoint(found.index) if store.projection is not None else None
     if projected is not None:
         found.projection = projected.state
-    return CheckpointPlan(store.disk, store.folder, store.begin_flush(), tuple(spills), found, projected)
+    return CheckpointPlan(store.disk, store.folder, store.begin_flush(), tuple(spills), found, states, projected)
 
 
 def _capture(queue: Queue, expire_before_ms: int) -> tuple[QueueState, Spill | None]:

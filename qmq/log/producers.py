@@ -78,8 +78,8 @@ class ProducerWindow:
     def to_state(self) -> list[int]:
         """For checkpoint and snapshot."""
         flat = [self.oldest_ever, self.last_ms]
-        for number, produced in self._stored.items():
-            flat += (number, *produced)
+        for number, (base_sequence, append_time_ms) in self._stored.items():
+            flat += (number, base_sequence, append_time_ms)
         return flat
 
     @classmethod
