@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, ValuesView
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from qmq.broker.index_memory import IndexMemory
 from qmq.log.checkpoint_writing import begin_checkpoint, end_checkpoint
 from qmq.log.consume_log import ENTRY_BYTES
 from qmq.log.log_config import LogConfig
+from qmq.log.queue import Queue
 from qmq.log.recovery import open_store
 from qmq.log.store import Store
 
@@ -26,6 +27,16 @@ def store(tmp_path: Path) -> Iterator[Store]:
     found.close()
 
 
+class CountingQueues(dict[tuple[bytes, int], Queue]):
+    """Counts how often all queues are walked through."""
+
+    walks = 0
+
+    def values(self) -> ValuesView[Queue]:  # type: ignore[override]
+        self.walks += 1
+        return super().values()
+
+
 def append(store: Store, numbers: range, *, queues: int = 3) -> None:
     for number in numbers:
         store.append([intake(store.open_queue(f"s{number % queues}", 0), [b"x"], number=number)])
@@ -36,6 +47,18 @@ def test_the_limit_is_exceeded_by_the_entry_that_exceeds_it_over_all_queues(stor
     for number in range(20):
         append(store, range(number, number + 1))
         assert memory.exceeds(store, LIMIT) is (number >= 10)
+
+
+def test_large_batches_do_not_make_it_add_up_more_often(store: Store) -> None:
+    queues = store.queues = CountingQueues()
+    memory = IndexMemory()
+    for number in range(10):
+        store.append([intake(store.open_queue("s", 0), [bytes(100_000)], number=number)])
+        assert not memory.exceeds(store, LIMIT)
+    assert queues.walks == 1, "at the first question; ten entries are not above the limit, however large their batches are"
+    append(store, range(10, 11), queues=1)
+    assert memory.exceeds(store, LIMIT)
+    assert queues.walks == 2
 
 
 def test_it_is_added_up_again_after_entries_were_written_to_files(store: Store) -> None:
