@@ -26,6 +26,8 @@ from qmq.model import BATCH_NUMBERS, DEAD_LETTERS
 
 _VECTOR_MIN: Final = 32
 """For fewer offsets a loop is faster than numpy."""
+_LEAST: Final = np.minimum.reduce
+_MOST: Final = np.maximum.reduce
 _COMPRESSIONS: Final = frozenset(map(int, Compression))
 _DEAD_LETTERS: Final = DEAD_LETTERS.encode()
 
@@ -187,8 +189,8 @@ def _check_offsets(region: bytes, at: int, count: int, end: int, *, exact: bool 
         first, last, shortest, longest = marks[0], marks[-1], min(lengths, default=0), max(lengths, default=0)
     else:
         vector = np.frombuffer(region, "<i4", count + 1, at)
-        steps = np.diff(vector)
-        first, last, shortest, longest = int(vector[0]), int(vector[-1]), int(steps.min()), int(steps.max())
+        steps = vector[1:] - vector[:-1]  # as np.diff, min and max, which take twice as long for so few numbers
+        first, last, shortest, longest = int(vector[0]), int(vector[-1]), int(_LEAST(steps)), int(_MOST(steps))
     if first != 0 or shortest < 0 or last > end or (exact and last != end):
         raise CorruptBatch(f"the offsets at byte {at} of a region do not rise from 0 to {end}")
     return longest
