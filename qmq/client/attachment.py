@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from typing import Final
 
 from qmq.batch import BatchView
 from qmq.client import prefetch_limits
@@ -45,6 +46,9 @@ from qmq.wire.frame import Frame, FrameKind
 from qmq.wire.frame_payloads import Verdict
 
 log = logging.getLogger("qmq.client")
+
+MANY: Final = 64
+"""Messages that an application needs some time for: about as long as a pull takes to be sent."""
 
 
 class Attachment:
@@ -171,8 +175,13 @@ class Attachment:
         else:
             self._calls.answered(asked, got)
             self.want = prefetch_limits.grown(self.want, asked, got, self._calls.limit.messages)
-            # The application gets its messages first; the pull still leaves in this round.
-            self._links.round.at_end(self._calls.pull_more)
+            if got >= MANY:
+                # The broker works on the next pull while the application has these messages; it may take them all before it waits again.
+                self._calls.pull_more()
+                session.connection.stream.flush()
+            else:
+                # The application gets its messages first; the pull still leaves in this round.
+                self._links.round.at_end(self._calls.pull_more)
 
     def _take_delivery(self, payload: memoryview, asked: ConsumerSession) -> int:
         session, pull, ranges, batch_count, at = wire.unpack_delivery(payload)

@@ -15,7 +15,7 @@ from fake_cluster import NOT_STORED, UNKNOWN, Cluster, FakeGroup, Peer, batch, c
 from support import eventually
 
 import qmq
-from qmq.client.attachment import Attachment
+from qmq.client.attachment import MANY, Attachment
 from qmq.client.client_timing import TIMING, ClientTiming
 from qmq.client.consumer import TURN_MESSAGES
 from qmq.errors import MessagesExpired, NoQuorum, NotMaster, ProtocolViolation, StaleDelivery, UnknownConsumer
@@ -669,3 +669,27 @@ async def test_failovers_lose_no_message_and_settle_none_on_their_own(seed: int)
         for name, model in models.items():
             assert set(model.acked) <= intended[name], f"seed={seed}: a verdict settled another message than the application's"
             assert set(heard[name].values()) == {1}, f"seed={seed}: a message came again whose acknowledgement was answered"
+
+
+@pytest.mark.parametrize(("count", "order"), [(MANY, ["pull", "message"]), (MANY - 1, ["message", "pull"])])
+async def test_with_many_messages_the_next_pull_leaves_first(
+    it: Cluster, monkeypatch: pytest.MonkeyPatch, count: int, order: list[str]
+) -> None:
+    queue, events = Queue(it.groups[0]), list[str]()
+    consumer, pull = it.mq.consumer("s", "g", ack="explicit"), Attachment.pull
+
+    async def take() -> None:
+        await anext(consumer)
+        events.append("message")
+
+    def noted(attachment: Attachment, messages: int, size: int, wait_ms: int) -> None:
+        events.append("pull")
+        pull(attachment, messages, size, wait_ms)
+
+    taking = asyncio.create_task(take())
+    await eventually(lambda: bool(queue.pulls))
+    monkeypatch.setattr(Attachment, "pull", noted)
+    await queue.deliver(0, [b"%d" % number for number in range(count)])
+    await taking
+    await eventually(lambda: len(events) == 2)
+    assert events == order
