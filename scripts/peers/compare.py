@@ -38,13 +38,14 @@ Rounds = dict[str, dict[str, list[Figures]]]
 
 
 def measure_peer(peer: Peer, cache: Path, python: Path, seconds: float, found: Rounds) -> None:
-    """Measure all rows once, with a new server for each size."""
-    for size in (100, 1024):
+    """Measure the rows of `found` once, with a new server for each size."""
+    rows = {row: ROWS[row] for row in found}
+    for size in sorted({size for _, size in rows.values()}):
         server = peer.start(cache)
         try:
             session = Session(peer, server, python)
             session.row("publish", size, WARM_S)
-            for row, (work, of_size) in ROWS.items():
+            for row, (work, of_size) in rows.items():
                 if of_size == size:
                     figures = session.row(work, size, seconds)
                     found[row].setdefault(peer.name, []).append(figures)
@@ -111,6 +112,7 @@ def main() -> None:
     options.add_argument("--runs", type=int, default=5)
     options.add_argument("--seconds", type=float, default=3.0, help="how long each row runs")
     options.add_argument("--peer", action="append", help="those whose name contains this; may be given again")
+    options.add_argument("--row", action="append", help="those whose name contains this; may be given again")
     options.add_argument("--plot", type=Path, help="draw the rates into this file (.svg, .png)")
     options.add_argument("--json", type=Path, help="write all values into this file")
     chosen = options.parse_args()
@@ -119,7 +121,7 @@ def main() -> None:
     cache.mkdir(parents=True, exist_ok=True)
     python = fetch_all(cache)
     isolate()
-    rounds: Rounds = {row: {} for row in ROWS}
+    rounds: Rounds = {row: {} for row in ROWS if not chosen.row or any(part in row for part in chosen.row)}
     missing: dict[str, str] = {}
     for _ in range(chosen.runs):
         for peer in wanted:
