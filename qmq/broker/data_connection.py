@@ -46,6 +46,7 @@ COLD_FETCHES_MAX: Final = 64
 """FETCHes of one connection that may wait for the object store."""
 
 _ANSWERS_PRODUCE: Final = (FrameKind.PRODUCED, FrameKind.ERROR)
+_SETTLED: Final = int(FrameKind.SETTLED)
 
 
 class DataConnection(Flushable):
@@ -108,7 +109,7 @@ class DataConnection(Flushable):
             self._flow.answered(request_id)
         self.stream.put(*buffers)
         self._outbox_bytes += sum(map(len, buffers))
-        if kind == FrameKind.SETTLED and request_id not in self._hurried:
+        if kind == _SETTLED and request_id not in self._hurried:
             self._broker.turns.leisurely[self] = None
             return
         self._hurried.discard(request_id)

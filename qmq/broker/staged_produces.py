@@ -101,19 +101,22 @@ class StagedProduces:
                 self._parts.turns.answer_error(each.peer, each.request_id, failure)
             return
         at, index, awaits_flush = 0, store.index, False
+        answers: list[tuple[Peer, bytes]] = []
         for each in staged:
             produced = results[at : at + len(each.batches)]
             at += len(each.batches)
             answer = frames.frame(FrameKind.PRODUCED, each.request_id, wire.pack_produced(produced))
             if (each.is_fast or store.commits_at_once) and not each.awaits_flush:
-                each.peer.send(answer)
+                answers.append((each.peer, answer))
             else:
                 awaits_flush = awaits_flush or each.awaits_flush
                 responses.hold(HeldAnswer(index, each.peer, each.request_id, answer), for_flush=each.awaits_flush)
         if awaits_flush:
             store.flush_wanted = index
             self._committer.flush_wanted(index)
-        self._tell_written([batch.queue for batch in batches])
+        self._tell_written([batch.queue for batch in batches])  # consumers first: they wait for the messages
+        for peer, answer in answers:
+            peer.send(answer)
 
     def _admission(self, must_be_judged: bool) -> Admit | None:
         """The check for each request of one write, in their order; None: all may be appended."""

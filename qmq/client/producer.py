@@ -267,7 +267,7 @@ class Producer(Backlog):
 
     def _batch_stored(self, group: str, batch: Batch, produced: Produced) -> None:
         self._decided(batch.ticket, batch.size, None)
-        count = batch.count
+        count = len(batch.columns.bodies)
         self._counters.stored(count, batch.size, batch.attempts, self._loop.time() - batch.until + self._timeout_s)
         self.stored_by_group[group] = self.stored_by_group.get(group, 0) + count
         batch.ticket.resolve(self._receipt(group, batch, produced))
@@ -277,7 +277,7 @@ class Producer(Backlog):
             self.subject,
             0,
             produced.base_sequence,
-            batch.count,
+            len(batch.columns.bodies),
             self._identity.producer_id,
             batch.sequence,
             produced.append_time_ms,

@@ -142,6 +142,27 @@ async def test_a_pull_that_waits_takes_no_turn_and_leaves_the_producer_alone(sto
         assert (producer.flushed, consumer.flushed) == (producer.sent, received + 1), "in the producer's callback"
 
 
+async def test_a_waiting_consumer_is_written_to_before_the_producer(store: Store) -> None:
+    broker, written = broker_on(store), list[str]()
+
+    class Named(Connection):
+        def __init__(self, producer: int, name: str) -> None:
+            super().__init__(broker, producer)
+            self._name = name
+
+        def flush(self) -> None:
+            written.append(self._name)
+
+    producer, consumer = Named(1, "producer"), Named(2, "consumer")
+    attached = broker.dispatch.attach(consumer, wire.Attach("s", 0, "g", "c", "1", -1, "latest", 30_000, [], []))
+    broker.dispatch.pull(consumer, 1, wire.Pull(attached.session, 10, 1_000, 20_000), 0)
+    await asyncio.sleep(0)
+    written.clear()
+    producer.talk()
+    await asyncio.sleep(0)
+    assert written == ["consumer", "producer"]
+
+
 async def test_an_answer_behind_the_last_step_of_a_turn_leaves_with_the_next(store: Store) -> None:
     broker = broker_on(store)
     connection = Connection(broker, 1)
