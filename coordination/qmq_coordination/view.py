@@ -64,6 +64,8 @@ class ViewChange:
     consumption: frozenset[tuple[str, str]] = frozenset()
     delivery: bool = False
     access: bool = False
+    created: frozenset[str] = frozenset()
+    """Those of `subjects` that did not exist before. Nobody can know anything about them that is no longer true."""
 
     def __bool__(self) -> bool:
         return bool(self.subjects or self.groups or self.replicas or self.fenced or self.consumption or self.delivery or self.access)
@@ -98,23 +100,26 @@ class Picture:
         if listing.revision < self.revision:
             return ViewChange()
         now = {item.key: item for item in listing.items}
+        created = now.keys() - self.items.keys()
         gone = [item for key, item in self.items.items() if key not in now and item.mod_revision <= listing.revision]
         changed = [self._put(item) for item in now.values()] + [self._drop(item.key) for item in gone]
         self.revision = listing.revision
-        return _change([key for key in changed if key])
+        return _change([key for key in changed if key], created)
 
     def follow(self, changes: WatchedChanges) -> ViewChange:
         """Apply one revision of a watch, unless it is applied already."""
         if changes.revision <= self.revision:
             return ViewChange()
         self.revision = changes.revision
-        return _change([key for event in changes.events if (key := self._event(event.key, event.mod_revision, event.now))])
+        created = {event.key for event in changes.events if event.key not in self.items}
+        return _change([key for event in changes.events if (key := self._event(event.key, event.mod_revision, event.now))], created)
 
     def learn(self, item: KeyValue) -> ViewChange:
         """Apply one key that was read alone. The key may be newer than the revision."""
         if item.mod_revision <= self.revision and item.key not in self.items:
             return ViewChange()  # the key was deleted after it was read
-        return _change([key] if (key := self._put(item)) else [])
+        created = {item.key} - self.items.keys()
+        return _change([key] if (key := self._put(item)) else [], created)
 
     def _event(self, key: str, revision: int, now: KeyValue | None) -> str:
         if now is not None:
@@ -208,7 +213,8 @@ def _keep(where: dict[_K, _T], name: _K, value: _T | None) -> None:
         where[name] = value
 
 
-def _change(keys: list[str]) -> ViewChange:
+def _change(keys: list[str], created: set[str]) -> ViewChange:
+    """`created` has the keys, among others, that did not exist before."""
     return ViewChange(
         frozenset(
             [key[len(SUBJECTS) :] for key in keys if key.startswith(SUBJECTS)]
@@ -220,6 +226,7 @@ def _change(keys: list[str]) -> ViewChange:
         frozenset(pair for key in keys if key.startswith((ROUTES, MEMBERS, ASSIGNMENTS)) and (pair := _consumption(key)) is not None),
         any(key.startswith(_DELIVERY) for key in keys),
         any(key.startswith(ACCESS) for key in keys),
+        frozenset(key[len(SUBJECTS) :] for key in keys if key.startswith(SUBJECTS) and key in created),
     )
 
 

@@ -1170,7 +1170,7 @@ class WatchResponse(_message.Message):
     BROKER_GROUPS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def subjects(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Subjects to locate again."""
+        """Subjects to locate again. A new one is not named: it could not be located before."""
 
     @_builtins.property
     def broker_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

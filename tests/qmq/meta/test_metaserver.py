@@ -40,6 +40,11 @@ async def create(call: Caller, name: str, *groups: str) -> list[str]:
     return list((await call("CreateSubject", request)).settings.broker_groups)
 
 
+async def change(call: Caller, name: str) -> None:
+    """Change a subject's settings."""
+    await call("SetSubjectFlush", pb.SetSubjectFlushRequest(subject=name, flush="sync"))
+
+
 async def routes(call: Caller, name: str) -> list[tuple[str, str, int, bool]]:
     found = await call("Locate", pb.LocateRequest(subject=name))
     return [(each.broker_group, each.data_address, each.epoch, each.is_writable) for each in found.routes]
@@ -236,9 +241,26 @@ async def test_a_watch_reports_the_names_to_locate_again(store: CoordinationStor
         first = await anext(answers)
         assert (list(first.subjects), list(first.broker_groups)) == ([], [])
         await create(call, "a")
+        await change(call, "a")
         assert list((await anext(answers)).subjects) == ["a"]
         await store.put(group_key("g1", "master"), MasterRecord("g1-b", 2, "x", "d:1", "c:1").encode())
         assert list((await anext(answers)).broker_groups) == ["g1"]
+        watch.cancel()
+
+
+async def test_a_watch_does_not_report_a_new_subject_until_it_changes(store: CoordinationStore) -> None:
+    """Nobody can have located it before."""
+    async with brokers(store, "g1"), metaserver(store) as (call, _):
+        watch = call.stub.Watch(pb.WatchRequest())
+        answers = aiter(watch)
+        await anext(answers)
+        for name in ("a", "b", "c"):
+            await create(call, name)
+        await change(call, "b")
+        assert list((await anext(answers)).subjects) == ["b"]
+        await store.delete(subject_key("a"))
+        await create(call, "a")
+        assert list((await anext(answers)).subjects) == ["a"], "who knows the deleted one must locate it again"
         watch.cancel()
 
 
@@ -255,6 +277,8 @@ async def test_a_watcher_that_does_not_read_costs_a_bounded_number_of_names(
         assert await anext(quick) == pb.WatchResponse()
         for number in range(8):
             await create(call, f"s{number}")
+        for number in range(8):
+            await change(call, f"s{number}")
             assert list((await anext(quick)).subjects) == [f"s{number}"]
         with pytest.raises(Overloaded, match="locate everything again"):
             await anext(slow)

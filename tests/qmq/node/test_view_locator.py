@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
 from faulty_store import FaultyStore
 from qmq_coordination.broker_groups import DelaySettings, EpochClaim, MasterRecord, group_key
+from qmq_coordination.coordination_store import CoordinationStore
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.ordered_records import change_key, latest_key, route_key
 from qmq_coordination.subjects import SubjectCatalog
@@ -22,7 +24,7 @@ from qmq.client.metadata import MetadataClient
 from qmq.client.route_book import SubjectRoute
 from qmq.errors import NotConnected, UnknownSubject
 from qmq.meta.meta_server import MetaConfig, MetaServer
-from qmq.model import Fencing, Order, SubjectConfig
+from qmq.model import Fencing, Order, SubjectConfig, SubjectFlush
 from qmq.node.view_locator import ViewLocator
 
 
@@ -153,10 +155,18 @@ async def test_when_more_changes_at_once_than_are_remembered_all_is_asked_again(
         for number in range(5):
             await SubjectCatalog(world.store).create(SubjectConfig(f"s{number}", groups=("g1",)), is_placed=True)
         await eventually(lambda: len(world.view.subjects()) == 5)
+        for number in range(5):
+            await _flush_sync(world.store, f"s{number}")
+        await eventually(lambda: all(each.flush is SubjectFlush.SYNC for each in world.view.subjects()))
         assert (await anext(pushes)).is_gap
         assert await anext(pushes) == Pushed([], [])
         await SubjectCatalog(world.store).create(SubjectConfig("last", groups=("g1",)), is_placed=True)
+        await _flush_sync(world.store, "last")
         assert "last" in (await anext(pushes)).subjects
+
+
+async def _flush_sync(store: CoordinationStore, subject: str) -> None:
+    await SubjectCatalog(store).update(subject, lambda config: replace(config, flush=SubjectFlush.SYNC))
 
 
 async def test_every_watch_ends_with_it() -> None:
