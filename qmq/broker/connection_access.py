@@ -66,6 +66,8 @@ class ConnectionAccess:
         self._names = CertificateNames()
         self._subjects: set[bytes] = set()
         self._version = -1
+        self._is_open = False
+        """Whether every subject is allowed, because access is not checked under the rules of `_version`."""
         self._consumes: set[tuple[str, str]] = set()
 
     def greet(self, transport: asyncio.BaseTransport | None, token: str = "") -> None:
@@ -102,14 +104,11 @@ class ConnectionAccess:
     # --- what it may do ------------------------------------------------------------------------------------------------
 
     def require_produce(self, subject: bytes) -> None:
-        """Called for each batch in every mode: one lookup in a set. Raises AccessDenied, NotAuthenticated."""
+        """Called for each batch in every mode: at most one lookup in a set. Raises AccessDenied, NotAuthenticated."""
         if self._version != self._access.version or len(self._subjects) > SUBJECTS_MAX:
             self._subjects.clear()
-            self._version = self._access.version
-        if subject not in self._subjects:
-            if not self._access.is_on:  # nothing to require: the names need not be built
-                self._subjects.add(subject)
-                return
+            self._version, self._is_open = self._access.version, not self._access.is_on
+        if not self._is_open and subject not in self._subjects:
             self._require("PRODUCE", on_subject(Operation.PRODUCE, subject.decode("utf-8", "replace")))
             self._subjects.add(subject)
 
@@ -143,7 +142,8 @@ class ConnectionAccess:
     def look_again(self) -> None:
         """The rules changed, or time has passed. Raises AccessDenied, NotAuthenticated: then the connection must end."""
         self._subjects.clear()
-        if not self._access.is_on:
+        self._is_open = not self._access.is_on
+        if self._is_open:
             return
         self._access.check(self.caller)
         for subject, group in self._consumes:
