@@ -18,6 +18,8 @@ def test_two_processes_collect_the_same_tests() -> None:
         )
         for seed in ("1", "2")
     ]
-    first, second = ({line for line in each.communicate()[0].splitlines() if "::" in line} for each in started)
+    outputs = [each.communicate()[0] for each in started]
+    assert [each.returncode for each in started] == [0, 0], outputs[0][-2000:]
+    first, second = ({line for line in each.splitlines() if "::" in line} for each in outputs)
     assert len(first) > 5_000
     assert first ^ second == set()
