@@ -25,6 +25,8 @@ HOST: Final = "127.0.0.1"
 TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 START_S: Final = 90.0
 STOP_S: Final = 20.0
+REGISTRATION_TRIES: Final = 10
+"""RocketMQ's proxy listens before its broker is registered. Each try starts a Java process, which takes a second."""
 JAVA: Final = ("java", "-XX:+UseG1GC")
 
 
@@ -156,7 +158,7 @@ def kafka(cache: Path) -> Server:
         path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
         java = (*JAVA, "-Xms1G", "-Xmx1G", "-cp", f"{folder}/*")
         subprocess.run(
-            [*java, "kafka.tools.StorageTool", "format", "-t", secrets.token_urlsafe(16), "-c", str(path)],
+            [*java, "kafka.tools.StorageTool", "format", f"--cluster-id={secrets.token_urlsafe(16)}", "-c", str(path)],
             check=True,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -204,8 +206,11 @@ def rocketmq(cache: Path) -> Server:
         admin = (*java, f"{package}.tools.command.MQAdminStartup")
         where = ("-n", f"{HOST}:{names}", "-c", "DefaultCluster")
         for command in (("updateTopic", *where, "-t", "bench", "-r", "4", "-w", "4"), ("updateSubGroup", *where, "-g", "g")):
-            done = subprocess.run(list(map(str, (*admin, *command))), capture_output=True, text=True, env={**os.environ, **environment})
-            if "success" not in done.stdout:
+            for _ in range(REGISTRATION_TRIES):
+                done = subprocess.run(list(map(str, (*admin, *command))), capture_output=True, text=True, env={**os.environ, **environment})
+                if "success" in done.stdout:
+                    break
+            else:
                 raise Missing(f"{command[0]}: {done.stdout[-500:]}{done.stderr[-500:]}")
         return server
 
