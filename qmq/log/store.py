@@ -158,7 +158,7 @@ class Store:
         size = ENVELOPE_BYTES * len(batches)
         for batch in batches:
             size += len(batch.region)
-        self.space.require(size, self.messages.end)
+        self.require_space(size)
         if self.messages.begins(size):
             self._open_segment(MESSAGES, [queue.to_snapshot() for queue in self.queues.values()])
         return self._append(batches, are_new)
