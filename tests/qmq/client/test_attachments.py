@@ -121,17 +121,23 @@ def kept(queue: Queue) -> int:
     return wire.unpack_pull(queue.pulls[0][1].payload).kept
 
 
-async def test_a_pull_names_the_batch_in_which_the_last_delivery_ended(it: Cluster) -> None:
-    queue = Queue(it.groups[0])
-    queue.attached = wire.Attached(1, 30_000, 0, 0, knows_kept=1)
+async def first_pull(it: Cluster, queue: Queue, delivery: bytes) -> tuple[qmq.Consumer, qmq.Messages]:
+    """A consumer, and what its first pull got, which names no batch."""
     consumer = it.mq.consumer("s", "g", ack="explicit")
     pulling = asyncio.create_task(consumer.pull(2))
     await eventually(lambda: bool(queue.pulls))
     assert kept(queue) == -1
     peer, request = queue.pulls.pop(0)
+    peer.answer(request, FrameKind.MESSAGES, delivery)
+    return consumer, await pulling
+
+
+async def test_a_pull_names_the_batch_in_which_the_last_delivery_ended(it: Cluster) -> None:
+    queue = Queue(it.groups[0])
+    queue.attached = wire.Attached(1, 30_000, 0, 0, knows_kept=1)
     whole = batch([b"0", b"1", b"2"], 7)
-    peer.answer(request, FrameKind.MESSAGES, wire.pack_delivery(1, 0, [Range(7, 2, 1, 0)], 1) + whole)
-    assert (await pulling).bodies == [b"0", b"1"]
+    consumer, pulled = await first_pull(it, queue, wire.pack_delivery(1, 0, [Range(7, 2, 1, 0)], 1) + whole)
+    assert pulled.bodies == [b"0", b"1"]
     await eventually(lambda: bool(queue.pulls))
     assert kept(queue) == 7
     peer, request = queue.pulls.pop(0)
@@ -143,12 +149,8 @@ async def test_a_pull_names_the_batch_in_which_the_last_delivery_ended(it: Clust
 
 async def test_a_pull_names_no_batch_to_a_broker_that_does_not_know_of_it(it: Cluster) -> None:
     queue = Queue(it.groups[0])
-    consumer = it.mq.consumer("s", "g", ack="explicit")
-    pulling = asyncio.create_task(consumer.pull(2))
-    await eventually(lambda: bool(queue.pulls))
-    peer, request = queue.pulls.pop(0)
-    peer.answer(request, FrameKind.MESSAGES, wire.pack_delivery(1, 0, [Range(0, 1, 1, 0)], 1) + batch([b"0", b"1"], 0))
-    assert (await pulling).bodies == [b"0"]
+    _, pulled = await first_pull(it, queue, wire.pack_delivery(1, 0, [Range(0, 1, 1, 0)], 1) + batch([b"0", b"1"], 0))
+    assert pulled.bodies == [b"0"]
     await eventually(lambda: bool(queue.pulls))
     assert len(queue.pulls[0][1].payload) == 16
 
@@ -156,29 +158,20 @@ async def test_a_pull_names_no_batch_to_a_broker_that_does_not_know_of_it(it: Cl
 async def test_a_pull_names_no_batch_of_an_earlier_session(it: Cluster) -> None:
     queue = Queue(it.groups[0])
     queue.attached = wire.Attached(1, 30_000, 0, 0, knows_kept=1)
-    consumer = it.mq.consumer("s", "g", ack="explicit")
-    pulling = asyncio.create_task(consumer.pull(2))
-    await eventually(lambda: bool(queue.pulls))
-    peer, request = queue.pulls.pop(0)
-    peer.answer(request, FrameKind.MESSAGES, wire.pack_delivery(1, 0, [Range(0, 1, 1, 0)], 1) + batch([b"0", b"1"], 0))
-    assert (await pulling).bodies == [b"0"]
+    _, pulled = await first_pull(it, queue, wire.pack_delivery(1, 0, [Range(0, 1, 1, 0)], 1) + batch([b"0", b"1"], 0))
+    assert pulled.bodies == [b"0"]
     await eventually(lambda: bool(queue.pulls) and kept(queue) == 0)
     before = len(queue.attaches)
     queue.attached = wire.Attached(1, 30_000, 1, 1, knows_kept=1)
-    peer.cut()
+    queue.pulls[0][0].cut()
     await eventually(lambda: len(queue.attaches) > before and bool(queue.pulls))
     assert kept(queue) == -1
 
 
 async def test_a_delivery_of_a_batch_that_never_came_is_refused(it: Cluster) -> None:
     queue = Queue(it.groups[0])
-    consumer = it.mq.consumer("s", "g", ack="explicit")
-    pulling = asyncio.create_task(consumer.pull(2))
-    await eventually(lambda: bool(queue.pulls))
-    peer, request = queue.pulls.pop(0)
-    peer.answer(request, FrameKind.MESSAGES, wire.pack_delivery(1, 0, [Range(0, 1, 1, 0)], 0))
     with pytest.raises(ProtocolViolation):
-        await pulling
+        await first_pull(it, queue, wire.pack_delivery(1, 0, [Range(0, 1, 1, 0)], 0))
 
 
 async def test_signs_of_life_go_by_the_lease_that_was_granted(it: Cluster) -> None:
