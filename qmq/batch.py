@@ -74,6 +74,10 @@ class Kind(IntEnum):
     """A partition's last entry: a batch of one, which closes it (docs/ORDERING.md). No application sees it."""
 
 
+_LONG_ONCE: Final = (Kind.SNAPSHOT, Kind.ACTIONS)
+"""Release 0.2 wrote entries of these kinds with more than `limits.BATCH_BYTES_MAX`. They are read; none is written any more."""
+
+
 class Envelope(NamedTuple):
     """The part of a batch that the master writes. `base_sequence` is -1 until a master has placed the batch."""
 
@@ -194,8 +198,10 @@ def parse_envelope(buffer: bytes | memoryview, offset: int = 0) -> Envelope:
         raise CorruptBatch(f"not a batch of version {VERSION}: magic {fields[0]:#x}, version {fields[1]}")
     if crc32c(bytes(buffer[offset : offset + ENVELOPE_BYTES - 4])) != fields[11]:
         raise CorruptBatch("the checksum of the envelope is wrong")
-    if fields[2] > Kind.COMMAND or not BATCH_BYTES_MIN <= fields[3] <= limits.BATCH_BYTES_MAX or fields[3] & 7:
-        raise CorruptBatch(f"an envelope of kind {fields[2]} cannot have {fields[3]} bytes")
+    kind, total = fields[2], fields[3]
+    is_too_long = total > limits.BATCH_BYTES_MAX and kind not in _LONG_ONCE
+    if kind > Kind.COMMAND or total < BATCH_BYTES_MIN or is_too_long or total & 7:
+        raise CorruptBatch(f"an envelope of kind {kind} cannot have {total} bytes")
     return Envelope._make(fields[2:10])
 
 

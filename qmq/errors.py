@@ -28,12 +28,15 @@
     │   ├── BackupNotFound          E126  there is no such backup, or it was not finished
     │   ├── NotEmpty                E127  a restore goes into an empty folder and an empty coordination store only
     │   ├── SchemaMismatch          E128  a body does not fit its subject's schema
-    │   └── IncompatibleSchema      E129  a new version of a schema breaks the subject's compatibility
+    │   ├── IncompatibleSchema      E129  a new version of a schema breaks the subject's compatibility
+    │   └── UnknownHost             E130  the name of a server has no address: correct the name, or add it to DNS
     ├── PeerError                   the other side broke the protocol; the connection is closed
     │   ├── ProtocolViolation       E201  bytes that are not a frame, or a frame that is not allowed here
     │   └── CorruptBatch            E202  a checksum is wrong
     ├── Unavailable                 try again after retry_after_ms
     │   ├── NotConnected            E301  the server cannot be reached
+    │   │   ├── WrongServer         E315  another server has the address now
+    │   │   └── NameUnresolved      E316  the name of a server has no address now
     │   ├── Overloaded              E302  a limit of the server is reached for now
     │   ├── DiskFull                E303  the broker refuses writes until there is space again
     │   ├── Stopping                E304  the server is shutting down
@@ -56,8 +59,9 @@
     └── CoordinationError           the coordination store
         ├── Compacted               E501  the revision is compacted away: list again, then watch from there
         ├── LeaseNotFound           E502  the lease has ended, and its keys are deleted
-        ├── CoordinationUnavailable E503  no member of the coordination store answers; nothing was changed
-        │   └── CoordinationTlsFailed E505  no TLS with the coordination store: one side does not trust the other's certificate
+        ├── CoordinationUnavailable E503  no member of the coordination store answers
+        │   ├── CoordinationTlsFailed E505  no TLS with the coordination store: one side does not trust the other's certificate
+        │   └── WrongCoordinationStore E506  etcd's addresses lead to another etcd cluster than before: correct them
         └── CoordinationUnknown     E504  the answer to a change was lost: read back the outcome
 
 Each error says what happened, to what, and what to do next. `outcome` is the outcome of the message that was sent: stored, not stored, or
@@ -220,6 +224,12 @@ class IncompatibleSchema(CallerError):
     code = 129
 
 
+class UnknownHost(CallerError):
+    """The names of servers never had an address since the client began: they are wrong, not away for a moment."""
+
+    code = 130
+
+
 class PeerError(QmqError):
     """The other side broke the protocol; the connection is closed."""
 
@@ -246,6 +256,23 @@ class Unavailable(QmqError):
 
 class NotConnected(Unavailable):
     code = 301
+
+
+class WrongServer(NotConnected):
+    """Another server has the address of the meant one. It did nothing: resolve the address again, or look up the server."""
+
+    code = 315
+    retry_after_ms = 50
+
+
+class NameUnresolved(NotConnected):
+    """DNS has no address for the name of a server, or does not answer."""
+
+    code = 316
+
+    @classmethod
+    def of(cls, address: str, why: object) -> NameUnresolved:
+        return cls(f"the host of {address} cannot be resolved ({why})")
 
 
 class Overloaded(Unavailable):
@@ -368,6 +395,12 @@ class CoordinationTlsFailed(CoordinationUnavailable):
     """The client tries again all the same, because it reads renewed certificates."""
 
     code = 505
+
+
+class WrongCoordinationStore(CoordinationUnavailable):
+    """Nothing was read or changed there. The client tries again all the same, because addresses may be corrected."""
+
+    code = 506
 
 
 class CoordinationUnknown(CoordinationError):

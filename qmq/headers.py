@@ -11,6 +11,10 @@ ZONE: Final = "qmq-zone"
 """The time zone of `qmq-cron`: an IANA name."""
 SCHEDULE_ID: Final = "qmq-schedule-id"
 """On every run of a recurring message but the first: the first run's message id, 32 hexadecimal digits."""
+PLANNED: Final = "qmq-planned"
+"""On a run of a recurring message that was moved: PLANNED/DUE, its time by the schedule and the time to which it was moved, in milliseconds
+since 1970. It holds for that due time only: release 0.2 copies the header to the runs after it.
+"""
 GROUP: Final = "qmq-group"
 """On a directed message: the consumer group that it is for."""
 ATTEMPT: Final = "qmq-attempt"

@@ -38,6 +38,12 @@ ASKING_BYTES_MAX: Final = 64 * KIB
 SETTLE_RANGES_MAX: Final = 20_000
 """Ranges in one SETTLE or LANE_SETTLE that a broker accepts, because older clients send up to this many."""
 
+SETTLE_BYTES_MAX: Final = 8 * MIB
+"""Largest SETTLE: its verdicts become one action, which must fit into one entry of the action log. Clients send far less."""
+
+UNWRITTEN_BYTES_MAX: Final = 64 * MIB
+"""Actions that wait for disk space, beyond which a broker refuses requests of consumers that would add to them."""
+
 SETTLE_RANGES_SENT: Final = 10_000
 """Ranges in one SETTLE or LANE_SETTLE that a client sends: older brokers accept no more."""
 
@@ -49,6 +55,12 @@ HELLO_BYTES_MAX: Final = 16 * KIB
 
 INFLIGHT_BYTES_MAX: Final = 64 * MIB
 """Unanswered bytes of one connection beyond which a broker stops reading from it."""
+
+PARKED_PAGE_BYTES: Final = MIB
+"""Parked keys in one request or answer of a group's round: a metaserver waits a second for each."""
+
+PARKED_LIST_BYTES: Final = 16 * MIB
+"""Parked keys in a list for an operator: gRPC refuses answers of more than 32 MiB."""
 
 PARTIAL_FRAMES_BYTES_MAX: Final = 256 * MIB
 """Bytes of partly received large frames, over all connections: sixteen of the largest. Compare Kafka's

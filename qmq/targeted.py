@@ -18,11 +18,12 @@ from qmq.batch_columns import BatchFlag, Layout, RegionHeader, bytes_column, par
 from qmq.errors import InvalidArgument, InvalidName, OrderMismatch
 from qmq.headers import ATTEMPT, GROUP
 from qmq.model import check_group
+from qmq.text_numbers import whole_number
 
 LOOK_INSIDE: Final = 0xFFFF_FFFF_FFFF_FFFF
 """The value of the bloom filter of a directed batch."""
 _ORDERED = int(BatchFlag.ORDERED)
-_DIGITS_MAX: Final = 9
+_ATTEMPTS_MAX: Final = 999_999_999
 _NOWHERE: Final = Envelope(0, 0, 0, -1, 0, 0, 0, 0)
 
 
@@ -64,5 +65,4 @@ def check(region: bytes, header: RegionHeader, *, to_partition: bool) -> None:
 
 def failures(headers: Mapping[str, bytes]) -> int:
     """The number of failed deliveries of a directed message before it was sent again, from its headers."""
-    value = headers.get(ATTEMPT, b"")
-    return int(value) if value.isdigit() and len(value) <= _DIGITS_MAX else 0
+    return whole_number(headers.get(ATTEMPT, b""), _ATTEMPTS_MAX) or 0

@@ -102,15 +102,18 @@ def _holds(kind: str, value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Hello(_JsonMessage):
-    """The first frame on a connection. `token` identifies the client if its certificate does not."""
+    """The first frame on a connection. `token` identifies the client if its certificate does not. `server` is the name of the server that
+    the client means (`ServerName.pack`); another server refuses (WrongServer). Releases up to 0.2.0 ignore it.
+    """
 
     version: int
     client: str
     token: str = field(default="", repr=False)
+    server: str = ""
 
     def pack(self) -> bytes:
-        """Pack the payload. Without a token, the payload is that of releases before tokens."""
-        found = asdict(self) if self.token else {"version": self.version, "client": self.client}
+        """Pack the payload. Empty fields are left out: the payload is then that of releases before them."""
+        found = {name: value for name, value in asdict(self).items() if value or name not in ("token", "server")}
         return json.dumps(found, separators=(",", ":")).encode()
 
 
@@ -132,6 +135,10 @@ class Welcome(_JsonMessage):
     inflight_bytes_max: int
 
 
+UNSAID: Final = "\0"
+"""The condition of a consumer that does not know the field: releases up to 0.2.0."""
+
+
 @dataclass(frozen=True, slots=True)
 class Attach(_JsonMessage):
     """A consumer joins its group on one queue.
@@ -139,7 +146,8 @@ class Attach(_JsonMessage):
     `incarnation` is a random id that the consumer chooses when it starts. If the same incarnation attaches again, it reconnects and keeps
     its messages up to `received` (the last pull sequence that it got, -1 for none). Another incarnation gets all unsettled messages again.
     `start` says where a new group begins: "earliest" or "latest". With `RESUME` the consumer attaches only if the broker still knows this
-    incarnation. Otherwise nothing changes, and the answer has `resumed` 0 and no session.
+    incarnation. Otherwise nothing changes, and the answer has `resumed` 0 and no session. `condition` is what the application selects by
+    itself; brokers only compare it.
     """
 
     subject: str
@@ -152,6 +160,7 @@ class Attach(_JsonMessage):
     lease_ms: int
     tags_any: list[str]
     tags_all: list[str]
+    condition: str = UNSAID
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, cast
 
 from qmq import limits
@@ -40,7 +41,9 @@ class FrameStream(asyncio.BufferedProtocol):
         frame_bytes_max: int = limits.FRAME_BYTES_MAX,
         shared: SharedBuffer | None = None,
         partial: PartialFrames | None = None,
+        on_made: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_made = on_made
         self.reader = FrameReader(frame_bytes_max, shared=shared, partial=partial)
         self.is_writable = True
         self.is_held = False
@@ -68,6 +71,8 @@ class FrameStream(asyncio.BufferedProtocol):
             self.close()
         elif self._is_unwanted:
             self.close()
+        else:
+            self._on_made()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self.reader.get_buffer()
@@ -162,6 +167,12 @@ class FrameStream(asyncio.BufferedProtocol):
         self._is_unwanted = True
         if self.transport is not None:
             self.transport.abort()
+
+    def shut_down(self) -> None:
+        """Tell the peer that the connection ends, without the event loop, which has ended."""
+        with suppress(OSError, TypeError):  # uvloop closes its connections when it ends; its sockets refuse this call
+            if (found := self.socket) is not None:
+                found.shutdown(socket.SHUT_RDWR)
 
     def pause_reading(self) -> None:
         """Stop reading: the peer's bytes wait in the kernel, and then at the peer."""

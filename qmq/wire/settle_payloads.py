@@ -61,7 +61,9 @@ def pack_settle(session: int, settlements: list[Settlement]) -> bytes:
 
 
 def unpack_settle(payload: memoryview | bytes) -> tuple[int, list[Settlement]]:
-    """Raises ProtocolViolation."""
+    """Raises ProtocolViolation, InvalidArgument."""
+    if len(payload) > limits.SETTLE_BYTES_MAX:
+        raise InvalidArgument(f"a SETTLE has at most {limits.SETTLE_BYTES_MAX} bytes, not {len(payload)}: send several")
     try:
         session, count = _SETTLE.unpack_from(payload)
         require_ranges("SETTLE", min(count, len(payload) // _SETTLEMENT.size))

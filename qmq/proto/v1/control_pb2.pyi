@@ -105,6 +105,7 @@ class DescribeLanesRequest(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     WITH_LOAD_FIELD_NUMBER: _builtins.int
     WITH_PARKED_FIELD_NUMBER: _builtins.int
+    PARKED_AFTER_FIELD_NUMBER: _builtins.int
     subject: _builtins.str
     group: _builtins.str
     """Empty: partitions only."""
@@ -116,6 +117,12 @@ class DescribeLanesRequest(_message.Message):
     def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Empty: all partitions that are here."""
 
+    @_builtins.property
+    def parked_after(self) -> Global___ParkedKey:
+        """With_parked, in pages: only the keys behind this one, in the order of partition, logical partition and key. An empty one asks for the first
+        page. Absent: all keys, or error 302 if they are too many for one answer. A broker of release 0.2 answers with all.
+        """
+
     def __init__(
         self,
         *,
@@ -124,10 +131,11 @@ class DescribeLanesRequest(_message.Message):
         group: _builtins.str = ...,
         with_load: _builtins.bool = ...,
         with_parked: _builtins.bool = ...,
+        parked_after: Global___ParkedKey | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["parked_after", b"parked_after"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "partitions", b"partitions", "subject", b"subject", "with_load", b"with_load", "with_parked", b"with_parked"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "parked_after", b"parked_after", "partitions", b"partitions", "subject", b"subject", "with_load", b"with_load", "with_parked", b"with_parked"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -224,6 +232,7 @@ class PartitionStatus(_message.Message):
     BENT_MESSAGES_FIELD_NUMBER: _builtins.int
     LAG_MS_FIELD_NUMBER: _builtins.int
     PARKED_FIELD_NUMBER: _builtins.int
+    IS_FULL_FIELD_NUMBER: _builtins.int
     subject: _builtins.str
     partition: _builtins.int
     broker_group: _builtins.str
@@ -242,6 +251,8 @@ class PartitionStatus(_message.Message):
     """Messages taken that belong elsewhere (best-effort order)."""
     lag_ms: _builtins.int
     """Age of the oldest message that is not done, for the group; milliseconds, 0 if all is done."""
+    is_full: _builtins.bool
+    """So much is parked that the group gets no more messages of the partition until keys are replayed or dropped."""
     @_builtins.property
     def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___LaneProgress]:
         """Of a group; empty if it never began here, unless all that was here is gone."""
@@ -277,10 +288,11 @@ class PartitionStatus(_message.Message):
         bent_messages: _builtins.int = ...,
         lag_ms: _builtins.int = ...,
         parked: _abc.Iterable[Global___ParkedKey] | None = ...,
+        is_full: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_sealed_at", b"_sealed_at", "sealed_at", b"sealed_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sealed_at", b"_sealed_at", "bent_messages", b"bent_messages", "broker_group", b"broker_group", "bytes_per_s", b"bytes_per_s", "holders", b"holders", "lag_ms", b"lag_ms", "last_append_ms", b"last_append_ms", "lp_load", b"lp_load", "messages_per_s", b"messages_per_s", "next_sequence", b"next_sequence", "parked", b"parked", "parked_keys", b"parked_keys", "parked_messages", b"parked_messages", "partition", b"partition", "progress", b"progress", "sealed_at", b"sealed_at", "start_sequence", b"start_sequence", "stored_bytes", b"stored_bytes", "subject", b"subject"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sealed_at", b"_sealed_at", "bent_messages", b"bent_messages", "broker_group", b"broker_group", "bytes_per_s", b"bytes_per_s", "holders", b"holders", "is_full", b"is_full", "lag_ms", b"lag_ms", "last_append_ms", b"last_append_ms", "lp_load", b"lp_load", "messages_per_s", b"messages_per_s", "next_sequence", b"next_sequence", "parked", b"parked", "parked_keys", b"parked_keys", "parked_messages", b"parked_messages", "partition", b"partition", "progress", b"progress", "sealed_at", b"sealed_at", "start_sequence", b"start_sequence", "stored_bytes", b"stored_bytes", "subject", b"subject"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__sealed_at: _TypeAlias = _typing.Literal["sealed_at"]  # noqa: Y015
     _WhichOneofArgType__sealed_at: _TypeAlias = _typing.Literal["_sealed_at", b"_sealed_at"]  # noqa: Y015
@@ -293,16 +305,20 @@ class DescribeLanesResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PARTITIONS_FIELD_NUMBER: _builtins.int
+    HAS_MORE_PARKED_FIELD_NUMBER: _builtins.int
+    has_more_parked: _builtins.bool
+    """There is another page, behind the last key of this one."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionStatus]: ...
     def __init__(
         self,
         *,
         partitions: _abc.Iterable[Global___PartitionStatus] | None = ...,
+        has_more_parked: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["partitions", b"partitions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_more_parked", b"has_more_parked", "partitions", b"partitions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -398,6 +414,7 @@ class DescribeParkedRequest(_message.Message):
     subject: _builtins.str
     group: _builtins.str
     keys_max: _builtins.int
+    """An answer has fewer keys if they are longer than 16 MiB: it has the first ones. 0: as many as fit."""
     key: _builtins.bytes
     """Only this key."""
     def __init__(
@@ -681,6 +698,10 @@ class ReplicaStatus(_message.Message):
     RETRY_DELAYS_MS_FIELD_NUMBER: _builtins.int
     STORAGE_FIELD_NUMBER: _builtins.int
     PROCESS_FIELD_NUMBER: _builtins.int
+    FORK_FIELD_NUMBER: _builtins.int
+    OLDER_STORE_FIELD_NUMBER: _builtins.int
+    CLOCK_STEP_MS_FIELD_NUMBER: _builtins.int
+    RETENTION_BEHIND_MS_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     broker_group: _builtins.str
     role: _builtins.str
@@ -704,6 +725,16 @@ class ReplicaStatus(_message.Message):
     """What its machine's wall clock says, milliseconds since 1970; not the time that a delay server keeps."""
     attempts_max: _builtins.int
     """How messages of groups are tried again for which nothing is set in the coordination store (docs/DELIVERY.md)."""
+    fork: _builtins.str
+    """Not empty while the group's master lacks entries that this replica knows to be committed: what is missing where."""
+    older_store: _builtins.str
+    """Not empty if the coordination store has forgotten something that this replica knows it had: its data was put back."""
+    clock_step_ms: _builtins.int
+    """How far its machine's clock is ahead of the time of its entries, if other machines do not confirm the clock; absent from replicas that are
+    older than this field, and so is the next one.
+    """
+    retention_behind_ms: _builtins.int
+    """How far the time by which retention counts is behind the time of its entries."""
     @_builtins.property
     def voters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -744,12 +775,23 @@ class ReplicaStatus(_message.Message):
         retry_delays_ms: _abc.Iterable[_builtins.int] | None = ...,
         storage: Global___StorageStatus | None = ...,
         process: Global___ProcessStatus | None = ...,
+        fork: _builtins.str = ...,
+        older_store: _builtins.str = ...,
+        clock_step_ms: _builtins.int | None = ...,
+        retention_behind_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["process", b"process", "storage", b"storage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_clock_step_ms", b"_clock_step_ms", "_retention_behind_ms", b"_retention_behind_ms", "clock_step_ms", b"clock_step_ms", "process", b"process", "retention_behind_ms", b"retention_behind_ms", "storage", b"storage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_position", b"action_position", "attempts_max", b"attempts_max", "broker_group", b"broker_group", "commit_index", b"commit_index", "epoch", b"epoch", "is_serving", b"is_serving", "is_whole", b"is_whole", "last_index", b"last_index", "learners", b"learners", "master", b"master", "membership_version", b"membership_version", "message_position", b"message_position", "peers", b"peers", "process", b"process", "replica", b"replica", "retry_delays_ms", b"retry_delays_ms", "role", b"role", "storage", b"storage", "stored_index", b"stored_index", "time_ms", b"time_ms", "voters", b"voters"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_clock_step_ms", b"_clock_step_ms", "_retention_behind_ms", b"_retention_behind_ms", "action_position", b"action_position", "attempts_max", b"attempts_max", "broker_group", b"broker_group", "clock_step_ms", b"clock_step_ms", "commit_index", b"commit_index", "epoch", b"epoch", "fork", b"fork", "is_serving", b"is_serving", "is_whole", b"is_whole", "last_index", b"last_index", "learners", b"learners", "master", b"master", "membership_version", b"membership_version", "message_position", b"message_position", "older_store", b"older_store", "peers", b"peers", "process", b"process", "replica", b"replica", "retention_behind_ms", b"retention_behind_ms", "retry_delays_ms", b"retry_delays_ms", "role", b"role", "storage", b"storage", "stored_index", b"stored_index", "time_ms", b"time_ms", "voters", b"voters"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__clock_step_ms: _TypeAlias = _typing.Literal["clock_step_ms"]  # noqa: Y015
+    _WhichOneofArgType__clock_step_ms: _TypeAlias = _typing.Literal["_clock_step_ms", b"_clock_step_ms"]  # noqa: Y015
+    _WhichOneofReturnType__retention_behind_ms: _TypeAlias = _typing.Literal["retention_behind_ms"]  # noqa: Y015
+    _WhichOneofArgType__retention_behind_ms: _TypeAlias = _typing.Literal["_retention_behind_ms", b"_retention_behind_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__clock_step_ms) -> _WhichOneofReturnType__clock_step_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_behind_ms) -> _WhichOneofReturnType__retention_behind_ms | None: ...
 
 Global___ReplicaStatus: _TypeAlias = ReplicaStatus  # noqa: Y015
 
@@ -764,6 +806,7 @@ class StorageStatus(_message.Message):
     LOG_BYTES_FIELD_NUMBER: _builtins.int
     UNFLUSHED_BYTES_FIELD_NUMBER: _builtins.int
     UNFLUSHED_AGE_MS_FIELD_NUMBER: _builtins.int
+    DAMAGED_OBJECTS_FIELD_NUMBER: _builtins.int
     disk_free_bytes: _builtins.int
     disk_reserved_bytes: _builtins.int
     """Messages are refused when less than this is free."""
@@ -772,6 +815,10 @@ class StorageStatus(_message.Message):
     unflushed_bytes: _builtins.int
     """What a power cut would take: its bytes, and how long ago the oldest of it was written."""
     unflushed_age_ms: _builtins.int
+    @_builtins.property
+    def damaged_objects(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The names of the objects of the log that the object store has lost or changed, as far as that was noticed; a few of them."""
+
     def __init__(
         self,
         *,
@@ -780,10 +827,11 @@ class StorageStatus(_message.Message):
         log_bytes: _builtins.int = ...,
         unflushed_bytes: _builtins.int = ...,
         unflushed_age_ms: _builtins.int = ...,
+        damaged_objects: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk_free_bytes", b"disk_free_bytes", "disk_reserved_bytes", b"disk_reserved_bytes", "log_bytes", b"log_bytes", "unflushed_age_ms", b"unflushed_age_ms", "unflushed_bytes", b"unflushed_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["damaged_objects", b"damaged_objects", "disk_free_bytes", b"disk_free_bytes", "disk_reserved_bytes", b"disk_reserved_bytes", "log_bytes", b"log_bytes", "unflushed_age_ms", b"unflushed_age_ms", "unflushed_bytes", b"unflushed_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -820,6 +868,46 @@ class ProcessStatus(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__certificate_left_ms) -> _WhichOneofReturnType__certificate_left_ms | None: ...
 
 Global___ProcessStatus: _TypeAlias = ProcessStatus  # noqa: Y015
+
+@_typing.final
+class ConfirmClockRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIME_MS_FIELD_NUMBER: _builtins.int
+    time_ms: _builtins.int
+    """What the clock showed the operator, milliseconds since 1970. Refused if the clock shows another time, by more than a minute."""
+    def __init__(
+        self,
+        *,
+        time_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["time_ms", b"time_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConfirmClockRequest: _TypeAlias = ConfirmClockRequest  # noqa: Y015
+
+@_typing.final
+class ConfirmClockResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEHIND_MS_FIELD_NUMBER: _builtins.int
+    behind_ms: _builtins.int
+    """How far retention's time was behind the clock."""
+    def __init__(
+        self,
+        *,
+        behind_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["behind_ms", b"behind_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConfirmClockResponse: _TypeAlias = ConfirmClockResponse  # noqa: Y015
 
 @_typing.final
 class TransferRequest(_message.Message):
@@ -1294,6 +1382,7 @@ class Group(_message.Message):
     CONSUMERS_FIELD_NUMBER: _builtins.int
     IS_PAUSED_FIELD_NUMBER: _builtins.int
     DYING_FIELD_NUMBER: _builtins.int
+    FILTERED_FIELD_NUMBER: _builtins.int
     subject: _builtins.str
     partition: _builtins.int
     broker_group: _builtins.str
@@ -1316,6 +1405,8 @@ class Group(_message.Message):
     """Whether an operator paused it, on this subject or on all."""
     dying: _builtins.int
     """Messages that failed for good, and whose copies are not in the dead-letter queue yet."""
+    filtered: _builtins.int
+    """Messages that the consumers' tags left out since the master began to serve: they count as done. Absent: the broker does not count them."""
     @_builtins.property
     def consumers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Consumer]: ...
     def __init__(
@@ -1335,12 +1426,15 @@ class Group(_message.Message):
         consumers: _abc.Iterable[Global___Consumer] | None = ...,
         is_paused: _builtins.bool = ...,
         dying: _builtins.int = ...,
+        filtered: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_filtered", b"_filtered", "filtered", b"filtered"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "consumers", b"consumers", "dying", b"dying", "expired", b"expired", "group", b"group", "is_paused", b"is_paused", "lag_ms", b"lag_ms", "next_sequence", b"next_sequence", "partition", b"partition", "requeued", b"requeued", "settled_before", b"settled_before", "subject", b"subject", "unacked", b"unacked", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_filtered", b"_filtered", "broker_group", b"broker_group", "consumers", b"consumers", "dying", b"dying", "expired", b"expired", "filtered", b"filtered", "group", b"group", "is_paused", b"is_paused", "lag_ms", b"lag_ms", "next_sequence", b"next_sequence", "partition", b"partition", "requeued", b"requeued", "settled_before", b"settled_before", "subject", b"subject", "unacked", b"unacked", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__filtered: _TypeAlias = _typing.Literal["filtered"]  # noqa: Y015
+    _WhichOneofArgType__filtered: _TypeAlias = _typing.Literal["_filtered", b"_filtered"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__filtered) -> _WhichOneofReturnType__filtered | None: ...
 
 Global___Group: _TypeAlias = Group  # noqa: Y015
 

@@ -79,6 +79,11 @@ class BrokerControlStub(object):
                 request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.DescribeReplicaRequest.SerializeToString,
                 response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.ReplicaStatus.FromString,
                 _registered_method=True)
+        self.ConfirmClock = channel.unary_unary(
+                '/qmq.v1.BrokerControl/ConfirmClock',
+                request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.ConfirmClockRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.ConfirmClockResponse.FromString,
+                _registered_method=True)
         self.Transfer = channel.unary_unary(
                 '/qmq.v1.BrokerControl/Transfer',
                 request_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.TransferRequest.SerializeToString,
@@ -207,6 +212,13 @@ class BrokerControlServicer(object):
 
     def DescribeReplica(self, request, context):
         """How this replica stands in its group. Answered by slaves too; everything above and below only by the master (error 306 otherwise).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ConfirmClock(self, request, context):
+        """An operator says that the clock of this replica's machine is right: retention follows it immediately. Answered by slaves too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -353,6 +365,11 @@ def add_BrokerControlServicer_to_server(servicer, server):
                     servicer.DescribeReplica,
                     request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.DescribeReplicaRequest.FromString,
                     response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.ReplicaStatus.SerializeToString,
+            ),
+            'ConfirmClock': grpc.unary_unary_rpc_method_handler(
+                    servicer.ConfirmClock,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_control__pb2.ConfirmClockRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_control__pb2.ConfirmClockResponse.SerializeToString,
             ),
             'Transfer': grpc.unary_unary_rpc_method_handler(
                     servicer.Transfer,
@@ -663,6 +680,33 @@ class BrokerControl(object):
             '/qmq.v1.BrokerControl/DescribeReplica',
             qmq_dot_proto_dot_v1_dot_control__pb2.DescribeReplicaRequest.SerializeToString,
             qmq_dot_proto_dot_v1_dot_control__pb2.ReplicaStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ConfirmClock(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.BrokerControl/ConfirmClock',
+            qmq_dot_proto_dot_v1_dot_control__pb2.ConfirmClockRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_control__pb2.ConfirmClockResponse.FromString,
             options,
             channel_credentials,
             insecure,

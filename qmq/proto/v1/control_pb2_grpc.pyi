@@ -55,6 +55,8 @@ class BrokerControlStub:
     """The first message stored at or after a time."""
     DescribeReplica: _grpc.UnaryUnaryMultiCallable[_control_pb2.DescribeReplicaRequest, _control_pb2.ReplicaStatus]
     """How this replica stands in its group. Answered by slaves too; everything above and below only by the master (error 306 otherwise)."""
+    ConfirmClock: _grpc.UnaryUnaryMultiCallable[_control_pb2.ConfirmClockRequest, _control_pb2.ConfirmClockResponse]
+    """An operator says that the clock of this replica's machine is right: retention follows it immediately. Answered by slaves too."""
     Transfer: _grpc.UnaryUnaryMultiCallable[_control_pb2.TransferRequest, _control_pb2.TransferResponse]
     """Hand the mastership over; answered when the other one leads, or with an error if it does not in time."""
     ReadLog: _grpc.UnaryUnaryMultiCallable[_control_pb2.ReadLogRequest, _control_pb2.ReadLogResponse]
@@ -108,6 +110,8 @@ class BrokerControlAsyncStub(BrokerControlStub):
     """The first message stored at or after a time."""
     DescribeReplica: _aio.UnaryUnaryMultiCallable[_control_pb2.DescribeReplicaRequest, _control_pb2.ReplicaStatus]  # type: ignore[assignment]
     """How this replica stands in its group. Answered by slaves too; everything above and below only by the master (error 306 otherwise)."""
+    ConfirmClock: _aio.UnaryUnaryMultiCallable[_control_pb2.ConfirmClockRequest, _control_pb2.ConfirmClockResponse]  # type: ignore[assignment]
+    """An operator says that the clock of this replica's machine is right: retention follows it immediately. Answered by slaves too."""
     Transfer: _aio.UnaryUnaryMultiCallable[_control_pb2.TransferRequest, _control_pb2.TransferResponse]  # type: ignore[assignment]
     """Hand the mastership over; answered when the other one leads, or with an error if it does not in time."""
     ReadLog: _aio.UnaryUnaryMultiCallable[_control_pb2.ReadLogRequest, _control_pb2.ReadLogResponse]  # type: ignore[assignment]
@@ -212,6 +216,14 @@ class BrokerControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.ReplicaStatus, _abc.Awaitable[_control_pb2.ReplicaStatus]]:
         """How this replica stands in its group. Answered by slaves too; everything above and below only by the master (error 306 otherwise)."""
+
+    @_abc_1.abstractmethod
+    def ConfirmClock(
+        self,
+        request: _control_pb2.ConfirmClockRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.ConfirmClockResponse, _abc.Awaitable[_control_pb2.ConfirmClockResponse]]:
+        """An operator says that the clock of this replica's machine is right: retention follows it immediately. Answered by slaves too."""
 
     @_abc_1.abstractmethod
     def Transfer(

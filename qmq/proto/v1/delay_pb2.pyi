@@ -381,14 +381,21 @@ Global___DelayDescription: _TypeAlias = DelayDescription  # noqa: Y015
 class DescribeScheduleRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    OFFSET_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    """From this byte of the state on, up to 4 MiB. Absent, or in release 0.2: all of it, or gRPC's error if that is more than 32 MiB."""
     def __init__(
         self,
+        *,
+        offset: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_offset", b"_offset", "offset", b"offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_offset", b"_offset", "offset", b"offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__offset: _TypeAlias = _typing.Literal["offset"]  # noqa: Y015
+    _WhichOneofArgType__offset: _TypeAlias = _typing.Literal["_offset", b"_offset"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__offset) -> _WhichOneofReturnType__offset | None: ...
 
 Global___DescribeScheduleRequest: _TypeAlias = DescribeScheduleRequest  # noqa: Y015
 
@@ -398,18 +405,22 @@ class ScheduleDescription(_message.Message):
 
     STATE_FIELD_NUMBER: _builtins.int
     INDEX_FIELD_NUMBER: _builtins.int
+    STATE_BYTES_FIELD_NUMBER: _builtins.int
     state: _builtins.bytes
     """MessagePack: the projection's state of the replica's newest checkpoint, and its index."""
     index: _builtins.int
+    state_bytes: _builtins.int
+    """Of the whole state. 0, in release 0.2: `state` is all of it."""
     def __init__(
         self,
         *,
         state: _builtins.bytes = ...,
         index: _builtins.int = ...,
+        state_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "state", b"state", "state_bytes", b"state_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -952,6 +952,7 @@ class SyncMemberRequest(_message.Message):
     WAIT_MS_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     LEAVES_FIELD_NUMBER: _builtins.int
+    CONDITION_FIELD_NUMBER: _builtins.int
     subject: _builtins.str
     group: _builtins.str
     consumer: _builtins.str
@@ -966,6 +967,8 @@ class SyncMemberRequest(_message.Message):
     wait_ms: _builtins.int
     leaves: _builtins.bool
     """It goes for good."""
+    condition: _builtins.str
+    """What the consumer selects among the messages by itself; all consumers of a group have the same. Absent: it does not know this field."""
     @_builtins.property
     def finished(self) -> _containers.RepeatedCompositeFieldContainer[Global___AssignedLane]:
         """Lanes of which it has settled everything: look whether the group advances."""
@@ -984,12 +987,15 @@ class SyncMemberRequest(_message.Message):
         wait_ms: _builtins.int = ...,
         finished: _abc.Iterable[Global___AssignedLane] | None = ...,
         leaves: _builtins.bool = ...,
+        condition: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_condition", b"_condition", "condition", b"condition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer", b"consumer", "finished", b"finished", "gate", b"gate", "generation", b"generation", "group", b"group", "incarnation", b"incarnation", "lease_ms", b"lease_ms", "leaves", b"leaves", "start", b"start", "subject", b"subject", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_condition", b"_condition", "condition", b"condition", "consumer", b"consumer", "finished", b"finished", "gate", b"gate", "generation", b"generation", "group", b"group", "incarnation", b"incarnation", "lease_ms", b"lease_ms", "leaves", b"leaves", "start", b"start", "subject", b"subject", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__condition: _TypeAlias = _typing.Literal["condition"]  # noqa: Y015
+    _WhichOneofArgType__condition: _TypeAlias = _typing.Literal["_condition", b"_condition"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__condition) -> _WhichOneofReturnType__condition | None: ...
 
 Global___SyncMemberRequest: _TypeAlias = SyncMemberRequest  # noqa: Y015
 
@@ -1611,6 +1617,7 @@ class QueueRoute(_message.Message):
     DATA_ADDRESS_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     IS_WRITABLE_FIELD_NUMBER: _builtins.int
+    REPLICA_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     broker_group: _builtins.str
     data_address: _builtins.str
@@ -1619,6 +1626,8 @@ class QueueRoute(_message.Message):
     """The master's term; without a master, the last one's."""
     is_writable: _builtins.bool
     """Whether producers may use it; consumers always may."""
+    replica: _builtins.str
+    """The master's name, for HELLO; empty while the group has none."""
     def __init__(
         self,
         *,
@@ -1627,10 +1636,11 @@ class QueueRoute(_message.Message):
         data_address: _builtins.str = ...,
         epoch: _builtins.int = ...,
         is_writable: _builtins.bool = ...,
+        replica: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "data_address", b"data_address", "epoch", b"epoch", "is_writable", b"is_writable", "partition", b"partition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "data_address", b"data_address", "epoch", b"epoch", "is_writable", b"is_writable", "partition", b"partition", "replica", b"replica"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1644,6 +1654,10 @@ class LocateResponse(_message.Message):
     ROUTES_FIELD_NUMBER: _builtins.int
     ROUTE_FIELD_NUMBER: _builtins.int
     HOSTS_FIELD_NUMBER: _builtins.int
+    CLUSTER_FIELD_NUMBER: _builtins.int
+    STORE_MEMBERS_FIELD_NUMBER: _builtins.int
+    cluster: _builtins.str
+    """The identity of the cluster."""
     @_builtins.property
     def settings(self) -> Global___SubjectSettings: ...
     @_builtins.property
@@ -1658,6 +1672,10 @@ class LocateResponse(_message.Message):
     def hosts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Unless it is about delayed messages: all broker groups that may hold messages of the subject, also those without a master just now."""
 
+    @_builtins.property
+    def store_members(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoreMember]:
+        """Empty if the metaserver is older than this field, or if the store is a file."""
+
     def __init__(
         self,
         *,
@@ -1665,10 +1683,12 @@ class LocateResponse(_message.Message):
         routes: _abc.Iterable[Global___QueueRoute] | None = ...,
         route: Global___OrderedRoute | None = ...,
         hosts: _abc.Iterable[_builtins.str] | None = ...,
+        cluster: _builtins.str = ...,
+        store_members: _abc.Iterable[Global___StoreMember] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["route", b"route", "settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hosts", b"hosts", "route", b"route", "routes", b"routes", "settings", b"settings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "hosts", b"hosts", "route", b"route", "routes", b"routes", "settings", b"settings", "store_members", b"store_members"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1912,6 +1932,35 @@ class GroupDescription(_message.Message):
 Global___GroupDescription: _TypeAlias = GroupDescription  # noqa: Y015
 
 @_typing.final
+class StoreMember(_message.Message):
+    """A member of the coordination store, at an address that the metaserver was given."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    version: _builtins.str
+    """Empty if it did not tell."""
+    failure: _builtins.str
+    """Why it cannot be used; empty if it can."""
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        version: _builtins.str = ...,
+        failure: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "failure", b"failure", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoreMember: _TypeAlias = StoreMember  # noqa: Y015
+
+@_typing.final
 class DescribeClusterResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1919,15 +1968,23 @@ class DescribeClusterResponse(_message.Message):
     STORE_SILENT_MS_FIELD_NUMBER: _builtins.int
     PROCESS_FIELD_NUMBER: _builtins.int
     TIME_MS_FIELD_NUMBER: _builtins.int
+    CLUSTER_FIELD_NUMBER: _builtins.int
+    STORE_MEMBERS_FIELD_NUMBER: _builtins.int
     store_silent_ms: _builtins.int
     """Milliseconds since the metaserver last heard the coordination store; it answers from memory meanwhile."""
     time_ms: _builtins.int
     """What its clock says, milliseconds since 1970."""
+    cluster: _builtins.str
+    """The identity of the cluster."""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupDescription]: ...
     @_builtins.property
     def process(self) -> _control_pb2.ProcessStatus:
         """The metaserver that answers; absent if it is older than this field."""
+
+    @_builtins.property
+    def store_members(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoreMember]:
+        """Empty if the metaserver is older than this field, or if the store is a file."""
 
     def __init__(
         self,
@@ -1936,10 +1993,12 @@ class DescribeClusterResponse(_message.Message):
         store_silent_ms: _builtins.int = ...,
         process: _control_pb2.ProcessStatus | None = ...,
         time_ms: _builtins.int = ...,
+        cluster: _builtins.str = ...,
+        store_members: _abc.Iterable[Global___StoreMember] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["process", b"process"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "process", b"process", "store_silent_ms", b"store_silent_ms", "time_ms", b"time_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "groups", b"groups", "process", b"process", "store_members", b"store_members", "store_silent_ms", b"store_silent_ms", "time_ms", b"time_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
