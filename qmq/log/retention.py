@@ -26,7 +26,9 @@ from typing import Final, NamedTuple
 
 from qmq.errors import CorruptBatch, LogDamaged
 from qmq.log.consume_log import IndexEntry
+from qmq.log.deletion_report import AGE, LOG_BYTES, QUEUE_BYTES, DeletedMessages, DeletionReport
 from qmq.log.envelopes import head_at
+from qmq.log.opening_snapshots import is_opened_whole
 from qmq.log.queue import Queue
 from qmq.log.segments import Segments
 from qmq.log.store import Store
@@ -40,6 +42,10 @@ QUEUES_AT_ONCE: Final = 500
 LookUp = Callable[[str], SubjectConfig | None]
 
 
+Before = Callable[[int], int]
+"""The append time before which every entry is older than an age in milliseconds (qmq/log/retention_time.py)."""
+
+
 class _First(NamedTuple):
     """The first batch that a queue keeps, with its number, at a given start."""
 
@@ -51,25 +57,27 @@ class _First(NamedTuple):
 class Retention:
     """The retention of one store. A reopened store needs a new one."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, before_ms: Before | None = None) -> None:
+        """Without `before_ms` ages count by the store's clock, which must be right."""
         self.store = store
+        self._before_ms = before_ms or (lambda age_ms: store.clock.time_ms() - age_ms)
         self.dropped: list[Path] = []
         """Dropped files that no checkpoint has recorded yet."""
         self.deletable: list[Path] = []
         self.failures = 0
         """The number of queues that could not be examined and files that could not be deleted. Each failure counts."""
+        self._report = DeletionReport()
         self._firsts: dict[Queue, _First] = {}
         self._index_start = -1
 
     def steps(self, look_up: LookUp) -> Iterator[None]:
         """Drop messages that are too old or too many. The store may change between two steps, but must stay the same object."""
         store = self.store
-        now_ms = self._now_ms()
         floor = _size_floor(store)
         kept_from = _oldest_needed(store.messages, store.applied_place()[0])
         for count, queue in enumerate(list(store.queues.values()), 1):
             config = look_up(queue.id.subject) or SubjectConfig(queue.id.subject)
-            before_ms = now_ms - (config.retention_ms or store.config.retention_ms)
+            before_ms = self._before_ms(config.retention_ms or store.config.retention_ms)
             known = self._firsts.get(queue)
             try:
                 position = self._forget(queue, before_ms, config.retention_bytes, floor)
@@ -80,21 +88,23 @@ class Retention:
             must_read = self._firsts.get(queue) is not known and queue.index.has_files
             if must_read or count % QUEUES_AT_ONCE == 0:
                 yield
+        self._report.tell(store.clock.monotonic_ms())
         self.dropped, store.droppable = self.dropped + store.droppable, []
         self._firsts = {queue: self._firsts[queue] for queue in store.queues.values() if queue in self._firsts}
-        self.dropped += store.messages.drop_before(kept_from)
-        self.dropped += store.messages.release_before(_local_floor(store, now_ms))
-        self.dropped += _old_actions(store, now_ms - store.config.retention_ms)
+        self.dropped += store.messages.drop_before(_may_begin(store.messages, kept_from))
+        self.dropped += store.messages.release_before(_local_floor(store, self._before_ms))
+        self.dropped += _old_actions(store, self._before_ms(store.config.retention_ms))
         yield from self._drop_entries()
 
     def release(self) -> None:
         """Drop the files of segments that are in the object store, before a checkpoint. A replica that begins its log again after a crash
         takes no checkpoint.
         """
-        self.deletable += self.store.messages.release_before(_local_floor(self.store, self._now_ms()))
+        self.deletable += self.store.messages.release_before(_local_floor(self.store, self._before_ms))
 
-    def _now_ms(self) -> int:
-        return max(self.store.clock.time_ms(), self.store.last_time_ms)
+    def end(self) -> None:
+        """Log what was deleted and is not logged yet, because this is the store's last retention."""
+        self._report.tell_all()
 
     def written(self) -> None:
         """Note that a checkpoint, which began later, has recorded the drop."""
@@ -121,7 +131,10 @@ class Retention:
     def _forget(self, queue: Queue, before_ms: int, bytes_max: int | None, floor: int) -> int:
         """Move the queue's start. Returns the position of its first kept batch; a huge position if it keeps none."""
         first = self._first(queue)
-        if first is not None and _move_start(queue, first, before_ms, bytes_max, floor):
+        moved = _move_start(queue, first, before_ms, bytes_max, floor) if first is not None else None
+        if moved is not None:
+            if moved.end > moved.first:
+                self._report.note(moved)
             first = self._first(queue)
         return 1 << 62 if first is None else first.entry.position
 
@@ -196,30 +209,33 @@ def local_floor(bases: Sequence[int], end: int, begins_ms: Callable[[int], int],
     return floor
 
 
-def _local_floor(store: Store, now_ms: int) -> int:
+def _local_floor(store: Store, before: Before) -> int:
     config, segments = store.config, store.messages
     if not config.is_local_retention_set:
         return segments.start
-    before_ms = None if config.local_retention_ms is None else now_ms - config.local_retention_ms
+    before_ms = None if config.local_retention_ms is None else before(config.local_retention_ms)
     bases = [base for base in segments.bases if base >= segments.local_start]
     floor = local_floor(bases, segments.end, lambda base: _begin_ms(segments, base), before_ms, config.local_retention_bytes)
     return min(floor, _oldest_needed(segments, store.applied_place()[0]))
 
 
-def _move_start(queue: Queue, first: _First, before_ms: int, bytes_max: int | None, floor: int) -> bool:
-    """Move a queue's start; False if its first batch stays."""
-    index, number, least = queue.index, first.number, queue.cumulative_bytes - (bytes_max or 0)
+def _move_start(queue: Queue, first: _First, before_ms: int, bytes_max: int | None, floor: int) -> DeletedMessages | None:
+    """Move a queue's start, and say what that deleted; None if its first batch stays."""
+    index, least = queue.index, queue.cumulative_bytes - (bytes_max or 0)
+    starts = [(first.number, "")]
     if first.entry.append_time_ms < before_ms:
-        number = max(number, index.find_time(before_ms))
+        starts.append((index.find_time(before_ms), AGE))
     if first.entry.position < floor:
-        number = max(number, index.find_position(floor))
+        starts.append((index.find_position(floor), LOG_BYTES))
     if bytes_max is not None and first.entry.cumulative_bytes < least:
-        number = max(number, index.find_bytes(least))
+        starts.append((index.find_bytes(least), QUEUE_BYTES))
+    number, why = max(starts, key=lambda each: each[0])
     if number == first.number:
-        return False
+        return None
     start = queue.visible_sequence if number >= index.count else index.entry(number).base_sequence
-    queue.start_sequence = max(queue.start_sequence, min(start, queue.visible_sequence))
-    return True
+    before, queue.start_sequence = queue.start_sequence, max(queue.start_sequence, min(start, queue.visible_sequence))
+    newest_ms = index.entry(min(number, index.count) - 1).append_time_ms
+    return DeletedMessages(queue.id, before, queue.start_sequence, first.entry.append_time_ms, newest_ms, before_ms, why)
 
 
 def _surely_taken(store: Store, before_ms: int, floor: int) -> int:
@@ -237,6 +253,14 @@ def _oldest_needed(segments: Segments, applied: int) -> int:
     return next((base for base in reversed(segments.bases) if base < applied), segments.start)
 
 
+def _may_begin(segments: Segments, kept_from: int) -> int:
+    """The beginning of the newest segment up to `kept_from` with which the log may begin: one that was opened whole."""
+    for base in reversed(segments.bases):
+        if base <= kept_from and (base < segments.local_start or is_opened_whole(segments, base)):
+            return base
+    return segments.start
+
+
 def _old_actions(store: Store, before_ms: int) -> list[Path]:
     """Action segments that ended before `before_ms`: replay does not need them, because the next one opens with a snapshot."""
     kept = store.actions.start
@@ -245,7 +269,7 @@ def _old_actions(store: Store, before_ms: int) -> list[Path]:
         if base > newest or _begin_ms(store.actions, base) >= before_ms:
             break
         kept = base
-    return store.actions.drop_before(kept)
+    return store.actions.drop_before(_may_begin(store.actions, kept))
 
 
 def _begin_ms(segments: Segments, base: int) -> int:

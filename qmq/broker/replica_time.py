@@ -1,0 +1,233 @@
+"""The time of one replica: the kept time for its entries, and the time by which its retention counts.
+
+    clock               SteadyClock (qmq/timekeeper.py), which does not follow every jump of the machine's clock; it stamps entries
+    TimeWitnesses       asks the machines of the group's other replicas, or of other groups', for their time
+    RetentionTime       does not leap on the word of one machine's clock (qmq/log/retention_time.py)
+
+The machines *agree* if, of those that answered and this one, most have clocks within a minute of the kept time, and these are a majority of
+the group's voters and at least two. In a group with several voters the kept time begins with that of the log, and follows the machine's
+clock only when other machines confirm it. So messages are accepted before machines agree, with times that continue the log's. In a group
+alone the kept time follows the machine's clock, because nobody can deny it, and only an operator can let retention follow.
+
+A clock that a test hands in is trusted: it is the time for everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from qmq.broker.time_witnesses import TIMING, AskTime, TimeWitnesses, WitnessTiming
+from qmq.clock import Clock
+from qmq.errors import DiskFull, InvalidArgument
+from qmq.log.disk import Disk
+from qmq.log.retention_time import FILE, RetentionTime, SavedTime
+from qmq.network import NETWORK, Network
+from qmq.timekeeper import SteadyClock
+
+log = logging.getLogger("qmq.broker")
+
+AGREE_MS: Final = 60_000
+CONFIRM_MS: Final = 60_000
+"""How much the time that an operator confirms may differ from the machine's clock."""
+SAVE_MS: Final = 60_000
+BEHIND_MS: Final = 3_600_000
+"""Retention that is farther behind the kept time is logged: an operator should look at the clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeStatus:
+    """The state of a replica's time, for operators."""
+
+    step_ms: int = 0
+    """How far the machine's clock is ahead of the kept time, if that is not accepted; else 0."""
+    retention_behind_ms: int = 0
+    """How far retention's time is behind the kept time."""
+
+    @property
+    def behind_clock_ms(self) -> int:
+        """How far retention's time is behind the machine's clock."""
+        return self.retention_behind_ms + self.step_ms
+
+
+class ReplicaTime:
+    """Call `begin` when the store is open, then `start` and `stop`."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        folder: Path,
+        disk: Disk,
+        boot: str,
+        *,
+        addresses: Callable[[], Iterable[str]] = lambda: (),
+        voters: Callable[[], int] = lambda: 1,
+        is_delay: bool = False,
+        network: Network = NETWORK,
+        ask: AskTime | None = None,
+        timing: WitnessTiming = TIMING,
+    ) -> None:
+        """`boot` is the machine's boot id. `addresses` are the other machines' control addresses, `voters` the number of the group's. A
+        delay group's kept time follows its clock after a minute, if no other machine denies it.
+        """
+        self.clock = clock
+        self._folder, self._disk, self._boot = folder, disk, boot
+        self._voters, self._is_delay = voters, is_delay
+        self._retention: RetentionTime | None = None
+        self._sure_ms = 0
+        """The kept time when other machines or an operator last confirmed it, or the process began."""
+        self._seen = (0, 0)
+        """The kept time and CLOCK_BOOTTIME, as last read."""
+        self._stamped_ms = 0
+        """The highest stamp that an entry may have had then: stamps do not go back with the kept time."""
+        self._saved_boot_ms = 0
+        self._is_told = False
+        self._steady = clock if isinstance(clock, SteadyClock) else None
+        self._witnesses = None
+        if self._steady is not None:
+            self._witnesses = TimeWitnesses(self._steady, addresses, ask=ask, network=network, timing=timing, after_look=self._looked)
+
+    # --- reading -------------------------------------------------------------------------------------------------------
+
+    def retention_ms(self) -> int:
+        """The time by which retention counts."""
+        kept_ms = self.clock.time_ms()
+        if self._steady is None or self._retention is None:
+            return kept_ms
+        return self._retention.time_ms(kept_ms, self._steady.boot_ms())
+
+    def before_ms(self, age_ms: int) -> int:
+        """The stamp before which every entry is older than `age_ms`."""
+        if self._steady is None or self._retention is None:
+            return self.clock.time_ms() - age_ms
+        return self._retention.before_ms(age_ms, self.clock.time_ms(), self._steady.boot_ms())
+
+    def status(self) -> TimeStatus:
+        if self._steady is None:
+            return TimeStatus()
+        behind_ms = self.clock.time_ms() - self.retention_ms()
+        return TimeStatus(self._steady.step_ms, max(behind_ms, 0))
+
+    # --- changing ------------------------------------------------------------------------------------------------------
+
+    def begin(self, log_ms: int) -> None:
+        """Continue from the saved time. `log_ms` is the time of the log's last entry, 0 if it has none."""
+        if self._steady is None:
+            return
+        saved, boot_ms = self._read(), self._steady.boot_ms()
+        was_ms = log_ms
+        if saved is not None and log_ms:
+            was_ms = max(log_ms, saved.kept_ms + saved.ran_ms(self._boot, boot_ms))
+        self._steady.begin(0 if self._follows_alone else was_ms, accepts_alone=self._follows_alone)
+        kept_ms = self._steady.time_ms()
+        self._retention = RetentionTime.restored(saved, self._boot, boot_ms, kept_ms, log_ms)
+        self._sure_ms = saved.sure_ms if saved is not None else kept_ms
+        self._stamped_ms, self._seen = was_ms or kept_ms, (was_ms or kept_ms, boot_ms)
+        self._note_leap(self._steady, self._retention)
+
+    @property
+    def _follows_alone(self) -> bool:
+        return self._is_delay or self._voters() <= 1
+
+    def start(self) -> None:
+        """Ask the other machines; needs a running loop."""
+        if self._witnesses is not None:
+            self._witnesses.start()
+
+    async def stop(self) -> None:
+        if self._witnesses is not None:
+            await self._witnesses.stop()
+            if self._retention is not None:
+                self._save(self._current())
+
+    async def look(self) -> None:
+        """Read the clock, and ask other machines if it is time."""
+        if self._witnesses is not None:
+            await self._witnesses.look()
+
+    def confirm(self, time_ms: int) -> TimeStatus:
+        """An operator says that the machine's clock, which shows `time_ms`, is right. Raises InvalidArgument, DiskFull."""
+        if self._steady is None or self._retention is None:
+            return TimeStatus()
+        wall_ms = self._steady.time_ms() + self._steady.step_ms
+        if abs(wall_ms - time_ms) > CONFIRM_MS:
+            raise InvalidArgument(f"the machine's clock shows {wall_ms} ms since 1970, not {time_ms}: look at it again, then confirm it")
+        before = self.status()
+        self._steady.confirm()
+        self._note_leap(self._steady, self._retention)
+        self._sure_ms = self._steady.time_ms()
+        self._retention.confirm(self._steady.time_ms(), self._steady.boot_ms())
+        log.warning("an operator confirmed this machine's clock: retention continues %d ms later", before.behind_clock_ms)
+        self._write(self._current())
+        return before
+
+    async def _looked(self) -> None:
+        steady, retention = self._steady, self._retention
+        if steady is None or retention is None:
+            return
+        steady.timekeeper.accepts_alone = self._follows_alone  # members may have come or gone
+        self._note_leap(steady, retention)
+        is_agreed = self._is_agreed(steady)
+        if is_agreed:
+            retention.agree(steady.time_ms(), steady.boot_ms())
+            self._sure_ms = steady.time_ms()
+        self._tell()
+        if steady.boot_ms() - self._saved_boot_ms >= SAVE_MS:
+            self._saved_boot_ms = steady.boot_ms()
+            await asyncio.to_thread(self._save, self._current())
+
+    def _note_leap(self, steady: SteadyClock, retention: RetentionTime) -> None:
+        kept_ms, boot_ms = steady.time_ms(), steady.boot_ms()
+        stamp_ms = max(self._seen[0] + boot_ms - self._seen[1], self._stamped_ms)
+        if kept_ms - stamp_ms > AGREE_MS:
+            retention.leapt(min(self._sure_ms, stamp_ms), stamp_ms, kept_ms - stamp_ms)
+        self._stamped_ms, self._seen = max(kept_ms, self._stamped_ms), (kept_ms, boot_ms)
+
+    def _is_agreed(self, steady: SteadyClock) -> bool:
+        agreeing, heard = steady.agreeing(AGREE_MS)
+        return agreeing >= max(2, self._voters() // 2 + 1) and 2 * agreeing > heard
+
+    def _tell(self) -> None:
+        behind_ms = self.status().retention_behind_ms
+        is_behind = behind_ms > BEHIND_MS
+        if is_behind and not self._is_told:
+            text = (
+                "retention counts ages by a time %d ms behind this machine's clock, and keeps messages longer, until other machines agree"
+            )
+            log.warning(f"{text} with it or an operator confirms it (`qmq broker confirm-clock`)", behind_ms)
+        self._is_told = is_behind
+
+    # --- the file ------------------------------------------------------------------------------------------------------
+
+    def _read(self) -> SavedTime | None:
+        path = self._folder / FILE
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=SavedTime)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError) as failure:
+            log.warning("%s cannot be read, retention begins at the time of the log's last entry: %s", path, failure)
+            return None
+
+    def _current(self) -> SavedTime:
+        time_ms = self.retention_ms()
+        doubts = self._retention.doubts if self._retention is not None else ()
+        return SavedTime(
+            self._boot, self._steady.boot_ms() if self._steady is not None else 0, time_ms, self.clock.time_ms(), self._sure_ms, doubts
+        )
+
+    def _write(self, time: SavedTime) -> None:
+        self._disk.replace(self._folder / FILE, msgspec.json.encode(time))
+
+    def _save(self, time: SavedTime) -> None:
+        """A time that cannot be saved lags after a restart, which is safe."""
+        try:
+            self._write(time)
+        except (DiskFull, OSError) as failure:
+            log.warning("saving retention's time failed, it will be tried again: %s", failure)
