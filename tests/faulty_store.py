@@ -13,6 +13,7 @@ from qmq_coordination.coordination_store import Compare, Operation, TxnResult
 from qmq_coordination.embedded import EmbeddedStore
 
 from qmq.errors import CoordinationUnavailable, CoordinationUnknown
+from qmq.request_changes import note_change
 
 
 class Fault(Enum):
@@ -110,6 +111,7 @@ class FaultyStore:
         if fault in (None, Fault.UNANSWERED):
             done: TxnResult = await self.inner.txn(*request)
         if fault is not None:
+            note_change()
             raise CoordinationUnknown("the answer was lost (in this test)")
         return done
 

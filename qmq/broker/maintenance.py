@@ -21,7 +21,7 @@ from qmq.limits import MIB
 from qmq.log.checkpoint_writing import CheckpointPlan, end_checkpoint
 from qmq.log.commit_mark import Marker
 from qmq.log.log_config import Flush
-from qmq.log.retention import Retention
+from qmq.log.retention import Before, Retention
 from qmq.log.scrub import Scrubber
 from qmq.log.segments import FlushPlan
 from qmq.log.store import Store
@@ -57,9 +57,12 @@ class Maintenance:
         fatal: Callable[[BaseException], None] = stop_process,
         *,
         holds_back: Callable[[], bool] = lambda: False,
+        retention_before: Before | None = None,
         tick_s: float = TICK_S,
     ) -> None:
-        """`holds_back` says whether checkpoints and retention must wait now, for example while a replica catches up from nothing."""
+        """`holds_back` says whether checkpoints and retention must wait now, for example while a replica catches up from nothing.
+        `retention_before` says which messages are too old; without it, the broker's clock does.
+        """
         self._broker = broker
         self._holds_back = holds_back
         self._fatal = fatal
@@ -71,7 +74,8 @@ class Maintenance:
         self._scrubber = Scrubber(broker.store)
         self._marker = Marker(broker.store)
         self._index_memory = IndexMemory()
-        self._retention = Retention(broker.store)
+        self._retention_before = retention_before
+        self._retention = Retention(broker.store, self._retention_before)
         self._is_stopping = False
         self._is_paused = False
         self._scrubbing: asyncio.Future[LogDamaged | None] | None = None
@@ -99,6 +103,8 @@ class Maintenance:
             await self._until_ended([self._flush])
         if self._checkpoint is not None:
             await asyncio.wait([self._checkpoint])
+        self._retention.end()
+        self._is_paused = True  # a turn may still come, and finds no threads
         self._threads.shutdown(wait=True)
 
     @property
@@ -278,8 +284,8 @@ class Maintenance:
         """True if it was written."""
         try:
             store = self._store
-            plan = self._broker.begin_checkpoint()
             self._checkpoint_ms = self._broker.clock.monotonic_ms()
+            plan = self._broker.begin_checkpoint()
             if plan is None:
                 return False
             while self._awaits_commit(store, plan):  # noqa: ASYNC110
@@ -330,7 +336,8 @@ class Maintenance:
     async def _retaining(self, work: Callable[[Retention], Coroutine[Any, Any, None]]) -> None:
         """Do some work of retention, and count its failures."""
         if self._retention.store is not self._store:
-            self._retention = Retention(self._store)
+            self._retention.end()
+            self._retention = Retention(self._store, self._retention_before)
         retention = self._retention
         try:
             await work(retention)

@@ -39,6 +39,23 @@ def has_tags(region: bytes | memoryview, header: RegionHeader, layout: Layout, a
     return all(bool((hashes == np.uint64(each)).any()) for each in all_of)
 
 
+def matching(
+    region: bytes | memoryview, header: RegionHeader, layout: Layout, any_of: Sequence[int], all_of: Sequence[int]
+) -> npt.NDArray[np.bool_]:
+    """For each message of the batch: True if it has any of some tags, and all of others. Raises IndexError for a damaged column."""
+    if not any_of and not all_of:
+        return np.ones(header.count, np.bool_)
+    if layout.tag_list < 0:
+        return np.zeros(header.count, np.bool_)
+    ends = np.frombuffer(region, "<u4", header.count + 1, layout.tag_list)
+    hashes = np.frombuffer(region, "<u8", last_offset(region, layout.tag_list, header.count), layout.tag_hash)
+    found = np.ones(header.count, np.bool_)
+    for wanted in (*([any_of] if any_of else []), *[(each,) for each in all_of]):
+        before = np.concatenate(([0], np.cumsum(np.isin(hashes, np.array(wanted, np.uint64)))))
+        found &= before[ends[1:]] > before[ends[:-1]]
+    return found
+
+
 def has_lps(region: bytes | memoryview, header: RegionHeader, layout: Layout, ranges: Sequence[tuple[int, int]]) -> bool:
     """True if a message is in one of these ranges of logical partitions (first, end). Without ranges or without the column it is True."""
     if not ranges or layout.logical_partition < 0:

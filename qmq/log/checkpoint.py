@@ -1,13 +1,14 @@
 """Checkpoints: all derived state at one point of both logs, so that a restart replays only later entries.
 
 File: magic "QMC1" | CRC-32C u32 of the rest | MessagePack of `Checkpoint`. Written to a temporary file, flushed, renamed, folder flushed;
-the newest two are kept. If the checksum of one does not match, the older one is used, or everything is replayed. A checkpoint is only
-written after both logs were flushed up to its positions; so a log that ends before a checkpoint has lost acknowledged data, and the store
-refuses to open it.
+the newest two are kept. If the checksum of one does not match, the older one is used, or everything is replayed: retention may have deleted
+segments that the older one still refers to. A checkpoint is only written after both logs were flushed up to its positions; so a log that
+ends before a checkpoint has lost acknowledged data, and the store refuses to open it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -85,14 +86,14 @@ def _files(folder: Path) -> list[Path]:
     return sorted(folder.glob("checkpoint-*.qmc"), reverse=True)
 
 
+def read_all(folder: Path, disk: Disk) -> Iterator[Checkpoint | None]:
+    """Read the checkpoints, the newest first; None in the place of an invalid one."""
+    return (decode(disk.read_file(path)) for path in _files(folder))
+
+
 def load(folder: Path, disk: Disk | None = None) -> Checkpoint | None:
     """Load the newest valid checkpoint; None if there is none."""
-    disk = disk or Disk()
-    for path in _files(folder):
-        found = decode(disk.read_file(path))
-        if found is not None:
-            return found
-    return None
+    return next((found for found in read_all(folder, disk or Disk()) if found is not None), None)
 
 
 def save(disk: Disk, folder: Path, index: int, data: bytes) -> None:

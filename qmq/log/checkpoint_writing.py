@@ -6,8 +6,6 @@ entries, then the checkpoint itself: so a checkpoint never contains more than th
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +27,6 @@ from qmq.log.store import Store
 SPILL_BYTES_MIN: Final = 16 * ENTRY_BYTES
 """A queue with fewer bytes of entries in memory stores them in the checkpoint, since thousands of tiny writes cost more."""
 
-_SYNC_ALL_FILES: Final = 64
-"""With more files, syncing the file system is cheaper than syncing each file."""
-
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlan:
@@ -51,29 +46,11 @@ class CheckpointPlan:
         """Write the checkpoint. Raises FlushFailed, and DiskFull if there is no room for a new checkpoint."""
         self.flush.run()
         written = [path for spill in self.spills for path in spill.log.write_spill(spill)]
-        self._sync(written)
+        self.disk.sync_files(written)
         if self.projection is not None:
             self.projection.run()
         data = checkpoints.encode(self.checkpoint, self.queues)
         checkpoints.save(self.disk, self.folder / "checkpoint", self.checkpoint.index, data)
-
-    def _sync(self, paths: list[Path]) -> None:
-        if len(paths) > _SYNC_ALL_FILES:
-            os.sync()
-            return
-        sync_files(self.disk, paths)
-
-
-def sync_files(disk: Disk, paths: Collection[Path]) -> None:
-    """Flush files of one folder, and the folder. Raises FlushFailed."""
-    for path in paths:
-        fd = disk.open_append(path)
-        try:
-            disk.sync(fd)
-        finally:
-            disk.close(fd)
-    for folder in {path.parent for path in paths}:
-        disk.sync_folder(folder)
 
 
 def begin_checkpoint(store: Store) -> CheckpointPlan:

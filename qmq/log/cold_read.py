@@ -30,15 +30,30 @@ class ColdRead(Overloaded):
         self._wait(owner, ended)
 
 
+class ObjectDamaged(LogDamaged):
+    """The object store has lost bytes of the log, or has other ones. The log's next bytes may be readable from position `end` on.
+
+    `position` stays -1: another replica cannot repair an object.
+    """
+
+    def __init__(self, message: str, end: int) -> None:
+        super().__init__(message)
+        self.end = end
+
+
 class StoredBytes(Protocol):
     """Reads segments that are in the object store."""
 
     def read(self, index: SegmentIndex, at: int, size: int) -> bytes:
-        """Cached bytes of a segment. Raises ColdRead while they are being fetched. Only in the event loop."""
+        """Cached bytes of a segment. Raises ColdRead while they are being fetched, ObjectDamaged. Only in the event loop."""
         ...
 
     def read_waiting(self, index: SegmentIndex, at: int, size: int) -> bytes:
-        """Read bytes of a segment, and wait for the store. Raises Overloaded."""
+        """Read bytes of a segment, and wait for the store. Raises Overloaded, ObjectDamaged."""
+        ...
+
+    def damaged(self) -> list[tuple[int, str]]:
+        """(base of the segment, name) of each object that is known to be damaged."""
         ...
 
 
@@ -53,3 +68,6 @@ class NoStoredBytes:
 
     def read_waiting(self, index: SegmentIndex, at: int, size: int) -> bytes:
         return self.read(index, at, size)
+
+    def damaged(self) -> list[tuple[int, str]]:
+        return []

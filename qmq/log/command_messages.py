@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from qmq.batch import encode
 from qmq.batch_columns import Columns, Layout, bytes_column, parse_header
@@ -20,6 +20,10 @@ from qmq.log.queue import Sealed
 
 if TYPE_CHECKING:
     from qmq.model import QueueId
+
+
+COMMAND_PRODUCER: Final = 0
+"""The producer id of command messages. Ids of producers are larger."""
 
 
 class QueueErasure(Enum):
@@ -47,7 +51,7 @@ def build_purge(queue: QueueId) -> bytes:
 def _region(queue: QueueId, says: dict[str, object]) -> bytes:
     body = json.dumps(says, sort_keys=True).encode()
     _, region = encode(
-        queue.subject.encode(), Columns([body]), producer_id=0, batch_sequence=0, create_time_ms=0, partition=queue.partition
+        queue.subject.encode(), Columns([body]), producer_id=COMMAND_PRODUCER, batch_sequence=0, create_time_ms=0, partition=queue.partition
     )
     return region
 

@@ -10,7 +10,9 @@ this:
 * The mark is overwritten by one write and not synced: after a lost write it only lags. A reader that finds a torn mark reads again
   (`read`).
 * A power cut may keep the mark and lose the unflushed end of a log; other bytes will then lie where the mark points. So opening a
-  store removes such a mark, durably, before anything is appended (`take_back`); a store that starts over has none.
+  store removes such a mark, durably, before anything is appended (`settle`); a store that starts over has none.
+
+A replica that is opened again takes the mark's index for committed, because its checkpoint is older: it must not cut these entries.
 """
 
 from __future__ import annotations
@@ -90,21 +92,26 @@ def write(disk: Disk, folder: Path, mark: CommitMark) -> None:
         disk.close(fd)
 
 
-def take_back(store: Store) -> bool:
-    """Remove a mark that names missing entries. Call this after opening, before anything is appended. Returns True if there was such a mark
-    and it was valid: committed entries are lost then.
+def settle(store: Store) -> bool:
+    """Take over the commit index of the mark, or remove a mark that names missing entries. Call this after opening, before anything is
+    appended. Returns True if the removed mark was valid: committed entries are lost then.
     """
     path = store.folder / FILE
     if not path.exists():
         return False
     found = decode(store.disk.read_file(path))
-    leads = found is None or (
-        found.index > store.index or found.message_position > store.messages.end or found.action_position > store.actions.end
-    )
-    if leads:
-        path.unlink()
-        store.disk.sync_folder(store.folder)
-    return leads and found is not None
+    if found is not None and _names_entries_of(store, found):
+        store.committed_index = max(store.committed_index, found.index)
+        return False
+    path.unlink()
+    store.disk.sync_folder(store.folder)
+    return found is not None
+
+
+def _names_entries_of(store: Store, mark: CommitMark) -> bool:
+    is_within = mark.index <= store.index and mark.message_position <= store.messages.end and mark.action_position <= store.actions.end
+    epochs = {mark.epoch, store.epoch_at(mark.index)} - {-1}  # -1: a history that does not go back so far
+    return is_within and len(epochs) <= 1
 
 
 def forget(folder: Path) -> None:

@@ -11,7 +11,8 @@ import errno
 import logging
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -19,7 +20,7 @@ from typing import Final
 from qmq.errors import DiskFull, FlushFailed
 from qmq.file_descriptors import SHORT_OF
 from qmq.log import page_cache
-from qmq.private_files import FILE_MODE
+from qmq.private_files import FILE_MODE, NO_SPACE
 
 log = logging.getLogger("qmq.log")
 
@@ -28,8 +29,8 @@ WRITE_BYTES_MAX: Final = 512 * 1024
 """The bytes of one system call that writes. For larger ones the kernel takes its pages from free blocks of a MiB and more, which a virtual
 machine may have to get from its host first (docs/PROFILE.md).
 """
-_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 
+_SYNC_TOGETHER_FILES: Final = 64
 _FREE_CHECK_BYTES: Final = 4 * 1024 * 1024
 BLOCK_BYTES: Final = 4096
 """The unit of a failed read; a write that covers a whole block does not need its old content."""
@@ -163,6 +164,39 @@ class Disk:
         except OSError as cause:
             raise FlushFailed(f"fdatasync failed: {cause}; the broker stops, restart it to recover") from cause
 
+    def sync_files(self, paths: Collection[Path]) -> None:
+        """As `sync`, for files whose writers closed them, and their folders. A file that was deleted meanwhile is left out.
+
+        Each file gets its own fdatasync, since no other call tells of a write-back that failed: sync(2) never does, and syncfs(2) only from
+        Linux 5.8 on. Many files are first written back together, which is one commit of the file system's journal. Raises FlushFailed.
+        """
+        folders = {path.parent for path in paths}
+        if len(paths) > _SYNC_TOGETHER_FILES:
+            for folder in folders:
+                self._write_back(folder)
+        for path in paths:
+            try:
+                fd = self.open_read(path)
+            except FileNotFoundError:
+                continue
+            except OSError as cause:
+                raise FlushFailed(f"{path.parent.name}/{path.name} cannot be synced: {cause}") from cause
+            try:
+                self.sync(fd)
+            finally:
+                self.close(fd)
+        for folder in folders:
+            self.sync_folder(folder)
+
+    def _write_back(self, folder: Path) -> None:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            page_cache.sync_file_system(fd)
+        except OSError as cause:
+            raise FlushFailed(f"syncing the file system of {folder} failed: {cause}; the broker stops, restart it to recover") from cause
+        finally:
+            os.close(fd)
+
     def sync_folder(self, folder: Path) -> None:
         """Make new, renamed and deleted names survive; without it ext4 may forget a rename. Raises FlushFailed."""
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -186,8 +220,61 @@ class Disk:
             raise
         finally:
             self.close(fd)
-        temporary.rename(path)
+        self.rename(temporary, path)
         self.sync_folder(path.parent)
+
+    def rewrite(self, path: Path, data: bytes) -> None:
+        """As `replace`, for a small text file that must be writable on a full disk. The file and its spare, `path.spare`, have blocks of
+        their own and take turns: space is needed only for the first spare, and when the data needs a block more. The data is padded with
+        spaces to whole blocks. Raises DiskFull, and the file is as it was then.
+        """
+        spare = self._spare_of(path)
+        padded = data + b" " * (-len(data) % BLOCK_BYTES)
+        self._write_synced(spare, padded)
+        if path.exists():
+            held = path.with_name(path.name + ".held")
+            self.link(path, held)  # the old content's blocks become the next spare
+            self.rename(spare, path)
+            self.rename(held, spare)
+            self.sync_folder(path.parent)
+        else:
+            self.rename(spare, path)
+            self.sync_folder(path.parent)
+            with suppress(DiskFull):  # then the next call needs space
+                self._write_synced(spare, padded)
+
+    def _spare_of(self, path: Path) -> Path:
+        """The path of the spare. Mends what a crash left: `held` is the old content, or a second name of the current one."""
+        spare, held = path.with_name(path.name + ".spare"), path.with_name(path.name + ".held")
+        for each in (held, spare):
+            if each.exists() and path.exists() and each.samefile(path):
+                each.unlink()
+        if held.exists():
+            self.rename(held, spare)
+        return spare
+
+    def _write_synced(self, path: Path, data: bytes) -> None:
+        fd = self.open_append(path)
+        try:
+            self.write(fd, [data], 0)
+            self.truncate(fd, len(data))
+            self.sync(fd)
+        finally:
+            self.close(fd)
+
+    def rename(self, path: Path, to: Path) -> None:
+        """Raises DiskFull: a new name may need a block of the folder."""
+        try:
+            path.rename(to)
+        except OSError as cause:
+            raise _translated(cause, to) from cause
+
+    def link(self, path: Path, to: Path) -> None:
+        """Give a file a second name. Raises DiskFull."""
+        try:
+            to.hardlink_to(path)
+        except OSError as cause:
+            raise _translated(cause, to) from cause
 
     def delete(self, path: Path) -> None:
         """Delete a file if it exists. Raises OSError."""
@@ -199,7 +286,7 @@ class Disk:
 
 
 def _translated(cause: OSError, path: Path | None) -> Exception:
-    if cause.errno in _NO_SPACE:
+    if cause.errno in NO_SPACE:
         return DiskFull(f"no space left{f' for {path.name}' if path else ''}: free some space, or shorten retention")
     if cause.errno in SHORT_OF:  # temporary, like a full disk: the caller's request fails, and is retried
         return DiskFull(f"the system allows no more open files{f' ({path.name})' if path else ''}: raise the limit (ulimit -n)")
@@ -216,12 +303,13 @@ class FreeSpace:
         self._step_bytes = min(_FREE_CHECK_BYTES, reserve_bytes // 2)
         self._asked_at = self._free_bytes = 0
 
-    def require(self, size: int, position: int) -> None:
-        """Raise DiskFull unless there is room for `size` bytes after `position`, where the log ends."""
-        if self._free_bytes < size or position - self._asked_at > self._step_bytes:
-            self._free_bytes = self._disk.free_bytes(self._folder) - self._reserve_bytes
+    def require(self, size: int, position: int, *, leave: float = 1.0) -> None:
+        """Raise DiskFull unless there is room for `size` bytes after `position`, where the log ends, and for this part of the reserve."""
+        wanted = size + int(self._reserve_bytes * leave)
+        if self._free_bytes < wanted or position - self._asked_at > self._step_bytes:
+            self._free_bytes = self._disk.free_bytes(self._folder)
             self._asked_at = position
-        if self._free_bytes < size:
+        if self._free_bytes < wanted:
             raise DiskFull(
                 f"the broker's disk has less than {self._reserve_bytes} bytes free, which it reserves for "
                 "acknowledgements: free some space, or shorten retention"

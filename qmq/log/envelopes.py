@@ -24,6 +24,7 @@ from qmq import limits
 from qmq.batch import ENVELOPE_BYTES, MAGIC, Envelope, Kind, parse_envelope, place
 from qmq.batch_columns import ALIGN
 from qmq.errors import CorruptBatch, LogDamaged
+from qmq.invariants import check
 from qmq.log.segments import Segments, segment_name
 
 _WALKED_MAX: Final = 20_000
@@ -31,6 +32,8 @@ _WALKED_MAX: Final = 20_000
 _READ_BYTES: Final = 8 * limits.MIB
 _MAGIC_BYTES: Final = MAGIC.to_bytes(4, "little")
 _PAYLOAD: Final = Struct("<I")
+PAYLOAD_AT: Final = _PAYLOAD.size
+"""The place of the payload in the region of an entry that `wrap` made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +53,16 @@ class Entry:
 
 
 def wrap(kind: Kind, payload: bytes, *, count: int, epoch: int, index: int, time_ms: int, flushed: int) -> list[bytes]:
-    """Build an entry that is not a batch of messages (actions, snapshots) from its payload. `count` is stored in base_sequence."""
+    """Build an entry that is not a batch of messages (actions, snapshots) from its payload. `count` is stored in base_sequence.
+
+    The caller cuts: a longer entry than readers take stops the process, before it is written.
+    """
     size = _PAYLOAD.size + len(payload)
     region = b"".join((_PAYLOAD.pack(len(payload)), payload, bytes(-size & (ALIGN - 1))))
     if len(region) < 56:
         region += bytes(56 - len(region))
     total = ENVELOPE_BYTES + len(region)
+    check(total <= limits.BATCH_BYTES_MAX, f"an entry of kind {kind} with {total} bytes: no server of release 0.2 could read it")
     return [place(kind, total, crc32c(region), count, epoch, index, time_ms, flushed), region]
 
 

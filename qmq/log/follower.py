@@ -119,11 +119,12 @@ def check_stretch(runs: list[WriteRun], after: int, last: int) -> list[list[Pend
 
 
 def take(store: Store, runs: list[WriteRun], found: list[list[PendingEntry]]) -> None:
-    """Write the checked runs. Raises Diverged if nothing was written, DiskFull if a part was written."""
+    """Write the checked runs. Raises Diverged if nothing was written, DiskFull if a part was written: a second call writes the rest."""
     for segments in store.logs:
         segments.drop_empty()
-    _require_places(store.logs, runs)
-    for run, entries in zip(runs, found, strict=True):
+    rest = [(run, entries) for run, entries in zip(runs, found, strict=True) if entries[-1].envelope.index > store.index]
+    _require_places(store.logs, [run for run, _ in rest])
+    for run, entries in rest:
         segments = store.logs[run.log]
         if run.base > segments.bases[-1]:
             segments.roll()

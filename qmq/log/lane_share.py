@@ -24,8 +24,8 @@ before 4 with 6 to 7 done after it. When [4, 8) settles 4 to 5 and 8 to 9, both 
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -33,6 +33,7 @@ from typing import Any, Final, NamedTuple
 from qmq_ordering.route import LpRange
 
 from qmq.invariants import check
+from qmq.limits import MIB
 from qmq.log.actions import (
     LaneAction,
     LaneBegin,
@@ -48,6 +49,16 @@ from qmq.log.actions import (
 
 FAILURES_MAX: Final = 10_000
 """The number of messages whose failures are remembered. The oldest are forgotten first, and count as never tried."""
+
+
+PARKED_BYTES_MAX: Final = 8 * MIB
+"""The size of a group's parked keys on a partition from which on the group gets no more messages of the partition: eight bytes for a
+message, and for a key its length and 64 bytes. That is a million messages, or 80,000 keys of 36 bytes.
+"""
+_KEY_BYTES: Final = 64
+_MESSAGE_BYTES: Final = 8
+_FEW: Final = 16
+"""Up to so many spans are added one by one: that moves the later ones, and walks none."""
 
 
 class LaneHolder(NamedTuple):
@@ -86,27 +97,63 @@ class LaneProgress:
         if done[0][0] <= self.done_before:
             self.done_before = done.pop(0)[1]
 
-    def remove(self, sequences: list[int]) -> None:
-        """Mark these ascending sequences as not done."""
+    def add_spans(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Mark the sequences of many ascending [first, end) spans as done, in one pass."""
+        if len(spans) < _FEW:
+            for first, end in spans:
+                self.add(first, end)
+            return
+        self.done = _joined(sorted([(0, self.done_before), *self.done, *spans]))
+        self.done_before = self.done.pop(0)[1]
+
+    def remove(self, sequences: Sequence[int]) -> None:
+        """Mark these ascending sequences as not done, in one pass."""
         if not sequences:
             return
-        first = sequences[0]
-        spans = [(first, self.done_before), *self.done] if first < self.done_before else list(self.done)
-        for sequence in sequences:
-            spans = [part for a, b in spans for part in ((a, min(b, sequence)), (max(a, sequence + 1), b)) if part[0] < part[1]]
-        self.done_before = min(self.done_before, first)
-        self.done = spans
+        begin = min(sequences[0], self.done_before)
+        spans = [(begin, self.done_before), *self.done]
+        self.done_before, self.done = begin, []
+        at = 0
+        for first, end in spans:
+            while at < len(sequences) and sequences[at] < end:
+                if sequences[at] >= first:
+                    self._keep(first, sequences[at])
+                    first = sequences[at] + 1
+                at += 1
+            self._keep(first, end)
+
+    def _keep(self, first: int, end: int) -> None:
+        if first < end:
+            self.done.append((first, end))
 
     def has_none_done(self, first: int, end: int) -> bool:
         """True if none of the sequences `first` to `end` - 1 is done."""
         at = bisect_left(self.done, first + 1, key=lambda each: each[1])
         return self.done_before <= first and (at == len(self.done) or self.done[at][0] >= end)
 
+    def done_in(self, first: int, end: int) -> Iterator[tuple[int, int]]:
+        """The ranges of `done` that overlap the sequences `first` to `end` - 1."""
+        for at in range(bisect_left(self.done, first + 1, key=lambda each: each[1]), len(self.done)):
+            if self.done[at][0] >= end:
+                return
+            yield self.done[at]
+
     def is_done(self, sequence: int) -> bool:
         if sequence < self.done_before:
             return True
         at = bisect_left(self.done, sequence + 1, key=lambda each: each[1])
         return at < len(self.done) and self.done[at][0] <= sequence
+
+
+def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ascending [first, end) spans, with those joined that overlap or are adjacent."""
+    found: list[tuple[int, int]] = []
+    for first, end in spans:
+        if found and first <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((first, end))
+    return found
 
 
 @dataclass(slots=True)
@@ -116,11 +163,15 @@ class ParkedKey:
     lp: int
     sequences: list[int]
 
+    def size(self, key: bytes) -> int:
+        """The size, as `PARKED_BYTES_MAX` counts it."""
+        return len(key) + _KEY_BYTES + _MESSAGE_BYTES * len(self.sequences)
+
 
 class LaneShare:
     """One group's progress and lanes on one partition."""
 
-    __slots__ = ("expired", "failures", "holders", "next_token", "parked", "progress")
+    __slots__ = ("expired", "failures", "holders", "next_token", "parked", "parked_bytes", "progress")
 
     def __init__(self) -> None:
         self.progress: list[LaneProgress] = []
@@ -128,6 +179,8 @@ class LaneShare:
         self.next_token = 1
         self.failures: dict[int, int] = {}
         self.parked: dict[bytes, ParkedKey] = {}
+        self.parked_bytes = 0
+        """The size of `parked`, as `PARKED_BYTES_MAX` counts it."""
         self.expired = 0
         """Messages that retention had deleted when the group began here."""
 
@@ -153,6 +206,11 @@ class LaneShare:
         """The sequence before which everything is done, in the whole partition."""
         return min(each.done_before for each in self.progress)
 
+    @property
+    def is_full(self) -> bool:
+        """True if so much is parked that nothing more is handed out until keys are replayed or dropped."""
+        return self.parked_bytes >= PARKED_BYTES_MAX
+
     def parked_in(self, lps: LpRange) -> list[bytes]:
         """The parked keys of a range."""
         return [key for key, each in self.parked.items() if lps.first <= each.lp < lps.end]
@@ -164,6 +222,8 @@ class LaneShare:
         for each in self.progress:
             marks = [each.done_before, *[mark for span in each.done for mark in span]]
             check(all(a < b for a, b in pairwise(marks)), "done ranges that are not ascending")
+        size = sum([each.size(key) for key, each in self.parked.items()])
+        check(size == self.parked_bytes, f"a size of {self.parked_bytes}, and {size} are parked")
         spans = sorted(each.lps for each in self.holders)
         check(all(a.end <= b.first for a, b in pairwise(spans)), "lanes that overlap")
         check(all(each.token < self.next_token for each in self.holders), "a token that was never given")
@@ -184,6 +244,7 @@ class LaneShare:
         self.holders.clear()
         self.failures.clear()
         self.parked.clear()
+        self.parked_bytes = 0
 
     def _grant(self, action: LaneGrant) -> int:
         token, self.next_token = self.next_token, self.next_token + 1
@@ -199,11 +260,14 @@ class LaneShare:
         holder = self.holder(action.token)
         if holder is None:
             return 0
+        spans = _joined(sorted([(first, last + 1) for first, last in action.ranges]))
         for each in self._cut(holder.lps):
-            for first, last in action.ranges:
-                each.add(first, last + 1)
+            each.add_spans(spans)
         if self.failures:
-            self.failures = {at: n for at, n in self.failures.items() if not any(a <= at <= b for a, b in action.ranges)}
+            ends = [end for _, end in spans]
+            done = [at for at in self.failures if (found := bisect_right(ends, at)) < len(spans) and spans[found][0] <= at]
+            for at in done:
+                del self.failures[at]
         self._join()
         return len(action.ranges)
 
@@ -220,18 +284,30 @@ class LaneShare:
         holder = self.holder(action.token)
         if holder is None or not holder.lps.first <= action.lp < holder.lps.end:
             return 0
-        parked = self.parked.setdefault(action.key, ParkedKey(action.lp, []))
+        parked = self.parked.get(action.key) or self._new_key(action.lp, action.key)
         at = bisect_left(parked.sequences, action.sequence)
         if action.sequence not in parked.sequences[at : at + 1]:
             parked.sequences.insert(at, action.sequence)
+            self.parked_bytes += _MESSAGE_BYTES
         for each in self._cut(holder.lps):
             each.add(action.sequence, action.sequence + 1)
         self.failures.pop(action.sequence, None)
         self._join()
         return 1
 
+    def _new_key(self, lp: int, key: bytes) -> ParkedKey:
+        found = self.parked[key] = ParkedKey(lp, [])
+        self.parked_bytes += found.size(key)
+        return found
+
+    def _forget_key(self, key: bytes) -> ParkedKey | None:
+        found = self.parked.pop(key, None)
+        if found is not None:
+            self.parked_bytes -= found.size(key)
+        return found
+
     def _unpark(self, action: LaneUnpark) -> int:
-        parked = self.parked.pop(action.key, None)
+        parked = self._forget_key(action.key)
         if parked is None:
             return 0
         lps = LpRange(parked.lp, parked.lp + 1)
@@ -248,10 +324,10 @@ class LaneShare:
         lps = LpRange(action.first, action.end)
         named = {key for _, key in action.keys}
         for key in [key for key in self.parked_in(lps) if key not in named and not self.parked[key].sequences]:
-            del self.parked[key]
+            self._forget_key(key)
         fresh = {key: lp for lp, key in action.keys if key not in self.parked}
         for key, lp in fresh.items():
-            self.parked[key] = ParkedKey(lp, [])
+            self._new_key(lp, key)
             # The current reader treats the key as not parked until it attaches again.
             self.holders = [each for each in self.holders if not each.lps.first <= lp < each.lps.end]
         return len(fresh)
@@ -307,6 +383,7 @@ class LaneShare:
         share.holders = [LaneHolder(LpRange(first, end), *rest) for first, end, *rest in holders]
         share.failures = {int(sequence): attempts for sequence, attempts in failures.items()}
         share.parked = {bytes(key): ParkedKey(lp, list(sequences)) for key, (lp, sequences) in parked.items()}
+        share.parked_bytes = sum([each.size(key) for key, each in share.parked.items()])
         return share
 
 

@@ -39,6 +39,14 @@ def _syscall() -> Any:
     return ctypes.CDLL(None).syscall if sys.platform.startswith("linux") else None
 
 
+def sync_file_system(fd: int) -> None:
+    """Write back everything of the file system that `fd` is on. Does nothing where there is no such call. Raises OSError."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+    if call is not None and call(fd) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
 def is_cached(fd: int, size: int, at: int) -> bool:
     """True if all pages of a part of a file are in the page cache; some of them may still be read. False where the kernel does not tell."""
     call, pages = _syscall(), _Pages()

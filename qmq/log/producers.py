@@ -9,6 +9,7 @@ not a high-water mark. For a number older than the window the caller searches th
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Final
 
 from qmq.wire.frame_payloads import Produced
@@ -16,8 +17,10 @@ from qmq.wire.frame_payloads import Produced
 WINDOW: Final = 64
 """The numbers that a window keeps: at least as many as the batches that a client keeps in flight."""
 
-PRODUCERS_MAX: Final = 10_000
-"""The producers that a queue remembers. Beyond this number the producer that was silent for the longest time is forgotten."""
+PRODUCERS_MAX: Final = 9_000
+"""The producers that a queue remembers. Beyond this number the producer that was silent for the longest time is forgotten. Their windows
+have at most 1,760 bytes each in a snapshot, so that a queue's state fits into one entry.
+"""
 
 
 CLOCKS_MS: Final = 24 * 3600 * 1000
@@ -99,7 +102,8 @@ class Producers:
     __slots__ = ("_windows",)
 
     def __init__(self) -> None:
-        self._windows: dict[int, ProducerWindow] = {}
+        self._windows: OrderedDict[int, ProducerWindow] = OrderedDict()
+        """The producer that was silent for the longest time comes first."""
 
     def window(self, producer_id: int) -> ProducerWindow | None:
         """The producer's window; None if the producer did not send to this queue lately."""
@@ -110,14 +114,17 @@ class Producers:
         window = self._windows.get(producer_id)
         if window is None:
             if len(self._windows) >= PRODUCERS_MAX:
-                del self._windows[min(self._windows, key=lambda each: self._windows[each].last_ms)]
+                self._windows.popitem(last=False)
             window = self._windows[producer_id] = ProducerWindow()
+        else:
+            self._windows.move_to_end(producer_id)
         window.add(batch_sequence, produced)
 
     def expire(self, before_ms: int) -> None:
         """Forget producers that were silent since `before_ms` (append time, so that all replicas forget the same producers)."""
-        for producer_id in [each for each, window in self._windows.items() if window.last_ms < before_ms]:
-            del self._windows[producer_id]
+        windows = self._windows
+        while windows and windows[next(iter(windows))].last_ms < before_ms:
+            windows.popitem(last=False)
 
     def to_state(self) -> dict[int, list[int]]:
         """For checkpoint and snapshot."""
@@ -127,5 +134,7 @@ class Producers:
     def from_state(cls, state: dict[int, list[int]]) -> Producers:
         """The inverse of `to_state`."""
         producers = cls()
-        producers._windows = {producer_id: ProducerWindow.from_state(flat) for producer_id, flat in state.items()}
+        found = [(producer_id, ProducerWindow.from_state(flat)) for producer_id, flat in state.items()]
+        found.sort(key=lambda each: each[1].last_ms)  # release 0.2 wrote more of them, and in another order
+        producers._windows.update(found[-PRODUCERS_MAX:])
         return producers

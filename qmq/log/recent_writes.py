@@ -10,7 +10,13 @@ positions in the same segments, so a run is copied unchanged.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Final, NamedTuple
+
+from qmq.limits import MIB
+
+_PART_BYTES: Final = 16 * MIB
+"""The bytes of a write beyond which a slave gets it in several messages, which have at most `limits.REPLICA_FRAME_BYTES_MAX`."""
 
 MESSAGES: Final = 0
 ACTIONS: Final = 1
@@ -52,6 +58,20 @@ def behind(place: Place, run: WriteRun) -> Place:
     return (end, place[ACTIONS]) if run.log == MESSAGES else (place[MESSAGES], end)
 
 
+def in_parts(write: Write) -> Iterator[Write]:
+    """The write, in parts that messages between replicas take. Its buffers are each entry's envelope and region."""
+    run = write.run
+    begin, position, first, size = 0, run.position, write.first, 0
+    for at in range(0, len(run.buffers), 2):
+        entry_bytes = len(run.buffers[at]) + len(run.buffers[at + 1])
+        if size and size + entry_bytes > _PART_BYTES:
+            last = first + (at - begin) // 2 - 1
+            yield Write(first, last, run._replace(position=position, size=size, buffers=run.buffers[begin:at]))
+            begin, position, first, size = at, position + size, last + 1, 0
+        size += entry_bytes
+    yield Write(first, write.last, run._replace(position=position, size=size, buffers=run.buffers[begin:]))
+
+
 class Tail:
     """The newest writes, up to `bytes_max` bytes of them."""
 
@@ -63,7 +83,14 @@ class Tail:
         self._bytes = 0
 
     def add(self, write: Write) -> None:
-        """Remember a write."""
+        """Remember a write. Its indexes must follow each other."""
+        if write.run.size > _PART_BYTES:
+            for part in in_parts(write):
+                self._add(part)
+        else:
+            self._add(write)
+
+    def _add(self, write: Write) -> None:
         self._numbers[write.first] = self._dropped + len(self._writes)
         self._writes.append(write)
         self._bytes += write.run.size

@@ -8,11 +8,13 @@ everything is replayed; each segment opens with a snapshot, so retention never t
     torn tail                                     cut off; it was never acknowledged
     damage in a flushed part, a missing segment   LogDamaged: refuses to open, cuts nothing
     a log that ends before its checkpoint         LogDamaged: acknowledged data is missing
-    checkpoint damaged, empty or absent           the older one, or a full replay
+    checkpoint damaged, empty or absent           the older one; a full replay if retention deleted segments since, or there is none
+    the same, and a replay makes no schedule      LogDamaged: a delay group's schedule is the only copy of what retention deleted
     consume log missing, short or unreadable once    rebuilt from the message log
     a sector that cannot be read (EIO)            like a checksum that does not hold, but never taken for a torn tail
     empty log files                               an empty log
     a commit mark that names what is not here     taken back, before anything is appended; committed entries are lost
+    a commit mark that names what is here         its index is the committed index, if the checkpoint's is lower
 
 A replica's logs are one sequence: if an index is missing, everything after it is cut from both logs, since this replica cannot have
 confirmed it. `Store.lost_tail` says whether cut entries may have been acknowledged.
@@ -84,11 +86,10 @@ def open_store(
 
 
 def _recover(store: Store, progress: Progress, until: int | None) -> None:
-    found = checkpoints.load(store.folder / "checkpoint", store.disk)
+    found = _find_checkpoint(store)
     lost: list[tuple[Queue, int]] = []
     place = [store.messages.start, store.actions.start]
     if found is not None:
-        _require_consistent(store, found)
         lost = _restore(store, found)
         place = [found.message_position, found.action_position]
     else:
@@ -103,9 +104,35 @@ def _recover(store: Store, progress: Progress, until: int | None) -> None:
     if lost:
         rebuild(store, lost, place[0], progress)
     _settle_ends(store)
-    store.lost_tail |= commit_mark.take_back(store) and until is None
+    store.lost_tail |= commit_mark.settle(store) and until is None
     if store.is_replicated:
         store.start()  # replicas will read from there: find damage now, while it can be repaired
+
+
+def _find_checkpoint(store: Store) -> Checkpoint | None:
+    """The checkpoint to begin with; None if everything must be replayed. Raises LogDamaged."""
+    damaged = 0
+    for found in checkpoints.read_all(store.folder / "checkpoint", store.disk):
+        if found is None:
+            damaged += 1
+            continue
+        if damaged and (found.message_start < store.messages.start or found.action_start < store.actions.start):
+            break
+        _require_consistent(store, found)
+        return found
+    if damaged:
+        _require_replay(store)
+    return None
+
+
+def _require_replay(store: Store) -> None:
+    """A projection follows from the whole log only: the files that it keeps would be deleted. Raises LogDamaged."""
+    if store.projection is not None and whole_from(store) != 1:
+        raise LogDamaged(
+            f"the newest checkpoint of {store.folder} is damaged, and retention has deleted entries without which the schedule cannot be "
+            "read: restore the checkpoint folder from a copy. Or, in a group with other replicas, move the whole data folder away and "
+            "start this replica again: it copies its data from them"
+        )
 
 
 def _require_consistent(store: Store, found: Checkpoint) -> None:
@@ -121,10 +148,14 @@ def _require_consistent(store: Store, found: Checkpoint) -> None:
                 "restore it from a copy"
             )
         if segments.end < position:
+            # without a checkpoint, a schedule whose entries retention has deleted would be deleted, too
+            last = (
+                "delete the checkpoint folder" if store.projection is None else "in a group with other replicas, move the data folder away"
+            )
             raise LogDamaged(
                 f"{segments.folder.name}: the log ends at {segments.end}, but was flushed up to {position} when the last "
                 "checkpoint was written: its end is missing. Restore the segment from a copy; or, to continue without "
-                "the lost entries, delete the checkpoint folder"
+                f"the lost entries, {last}"
             )
 
 

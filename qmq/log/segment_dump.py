@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from qmq.batch import ENVELOPE_BYTES, MAGIC, BatchView, Envelope, Kind, parse_envelope
 from qmq.batch_columns import ALIGN, Column, check_region
+from qmq.clock import time_of
 from qmq.errors import CorruptBatch
 from qmq.log.actions import decode_actions
 from qmq.log.envelopes import unwrap
@@ -120,7 +120,7 @@ def _messages(view: BatchView) -> Iterator[tuple[object, ...]]:
         yield (
             view.base_sequence + index,
             str(MessageId(header.producer_id, header.batch_sequence, index)),
-            datetime.fromtimestamp(times[index] / 1000, UTC).isoformat(timespec="milliseconds"),
+            time_of(times[index]).isoformat(timespec="milliseconds"),
             keys[index].decode(errors="replace") if keys else "",
             " ".join(tags[index]) if tags else "",
             len(body),

@@ -5,8 +5,8 @@ The file for a position is found by binary search. Only the last segment is writ
 * A gap between two segments is damage: retention deletes only at the front.
 * A segment is flushed before the next one begins, so that after a power cut only the last one can be short.
 * A segment that a cut would leave empty is deleted, unless the one before it has no file here: the log may continue in that one.
-* A file that a thread may be syncing stays open: `truncate` and `drop_before` set it aside, and `close` or `close_set_aside` close it after
-  the sync.
+* A file that a thread may be syncing stays open: it is set aside instead of closed, and `close` or `close_set_aside` close it after the
+  sync.
 * The oldest sealed segments may have no file here: their bytes are in an object store (docs/TIERING.md), and their index is here.
 * Flushing is split in three, so that the slow part can run in a thread: `begin_sync` makes a plan, `SyncPlan.run` executes it, `end_sync`
   records the result.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import errno
 from bisect import bisect_right
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -93,6 +93,8 @@ class Segments:
         self._local_start = _first_of_files(self._bases, files)
         self._readers: OrderedDict[int, int] = OrderedDict()
         self._set_aside: list[int] = []
+        self._syncing: Counter[int] = Counter()
+        """The files of plans that were begun and did not end."""
         self._folder_changes = 1
         self._folder_changes_synced = 0
         self.cuts = 0
@@ -210,6 +212,10 @@ class Segments:
         size = min(size, index.size - at)
         return index.head[at : at + size] if at + size <= len(index.head) else read(index, at, size)
 
+    def damaged_objects(self) -> list[str]:
+        """The names of the log's objects that the object store has lost or changed, as far as that was noticed."""
+        return sorted([name for base, name in self._stored.damaged() if base in self._indexes])
+
     def is_unreadable_behind(self, position: int) -> bool:
         """True if a part of the log from a position to its end is unreadable."""
         while position < self.end:
@@ -231,10 +237,17 @@ class Segments:
         if fd is None:
             fd = self._readers[base] = self.disk.open_read(self._path(base))
             if len(self._readers) > _OPEN_FILES_MAX:
-                self.disk.close(self._readers.popitem(last=False)[1])
+                self._put_away(self._readers.popitem(last=False)[1])
         else:
             self._readers.move_to_end(base)
         return fd
+
+    def _put_away(self, fd: int) -> None:
+        """Close a file, after the sync if there is one under way: it was the active one when that began."""
+        if fd in self._syncing:
+            self._set_aside.append(fd)
+        else:
+            self.disk.close(fd)
 
     def segment_end(self, base: int) -> int:
         """The end of the segment that begins at `base`."""
@@ -345,10 +358,12 @@ class Segments:
         """Make the plan for syncing everything now."""
         changes = self._folder_changes
         folder = self.folder if changes > self._folder_changes_synced else None
+        self._syncing[self._active] += 1
         return SyncPlan(self.disk, self.end, self._active, self.flushed < self.end, folder, changes, self.cuts)
 
     def end_sync(self, plan: SyncPlan) -> None:
         """Finish a plan that was run: everything before its position survives a power cut, unless the log was cut meanwhile."""
+        self._syncing -= Counter({plan.file: 1})
         if plan.cuts == self.cuts:
             self.flushed = max(self.flushed, plan.position)
         self._folder_changes_synced = max(self._folder_changes_synced, plan.changes)

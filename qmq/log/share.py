@@ -41,6 +41,11 @@ EXPIRED: Final = 0
 """The `attempt` of a range that a PULL removes from the requeued ones because retention deleted its messages."""
 
 
+RANGES_MAX: Final = 100_000
+"""The ranges, requeued or dying, from which on a group gets no new messages of the queue. The requeued ones go out when they are due."""
+_FEW: Final = 16
+
+
 class HeldMessages(NamedTuple):
     """A range in a consumer's pull log: the messages with `count` pull sequences from `pull` on are the sequences from `first` on."""
 
@@ -118,6 +123,11 @@ class Share:
             found.append(item._replace(count=min(item.count, messages_max)))
             messages_max -= item.count
         return found
+
+    @property
+    def is_full(self) -> bool:
+        """True if so many ranges wait for their next attempt, or for the dead-letter queue, that no new messages are handed out."""
+        return len(self.requeued) + len(self.dying) >= RANGES_MAX
 
     def next_due_ms(self) -> int | None:
         """When the next range is due for redelivery."""
@@ -203,16 +213,14 @@ class Share:
     def _put_back(self, consumer: str, kind: ShareEventKind, events: Events) -> None:
         holder = self.holders.get(consumer)
         if holder is not None:
-            self.requeued += [Requeued(0, item.first, item.count, item.attempt + 1) for item in holder.held]
-            self.requeued.sort()
+            self._requeue([Requeued(0, item.first, item.count, item.attempt + 1) for item in holder.held])
             if events is not None:
                 events += [ShareEvent(kind, consumer, item.first, item.count, item.attempt, item.pull) for item in holder.held]
 
     def _return(self, action: Return, events: Events) -> None:
         holder = self._holder(action.consumer)
         cut = _cut_out(holder, action.received + 1, holder.next_pull)
-        self.requeued += [Requeued(0, item.first, item.count, item.attempt) for item in cut]
-        self.requeued.sort()
+        self._requeue([Requeued(0, item.first, item.count, item.attempt) for item in cut])
         if events is not None:
             kind = ShareEventKind.RETURN
             events += [ShareEvent(kind, action.consumer, item.first, item.count, item.attempt, item.pull) for item in cut]
@@ -282,10 +290,16 @@ class Share:
                     back.append(Requeued(0, item.first, item.count, item.attempt))
                 elif verdict == Verdict.DEAD:
                     self._die(item, action, errors.get(at, ""))
-        if back:  # sort once: many separate insertions would be quadratic
+        self._requeue(back)
+        return Settled(settled, asked - settled)
+
+    def _requeue(self, back: list[Requeued]) -> None:
+        if len(back) < _FEW:
+            for item in back:
+                insort(self.requeued, item)
+        else:  # sort once: many separate insertions would be quadratic
             self.requeued += back
             self.requeued.sort()
-        return Settled(settled, asked - settled)
 
     def _die(self, item: HeldMessages, action: SettleAction, error: str) -> None:
         self.dying.append(Dying(self.deaths, item.first, item.count, item.attempt, action.now_ms, error, action.consumer))

@@ -16,11 +16,11 @@ never contains entries that a new master may cut.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import msgspec
 from google_crc32c import value as crc32c
 
 from qmq.batch import ENVELOPE_BYTES, BatchView, Envelope, Kind, parse_envelope, place, region_crc_of
@@ -30,8 +30,8 @@ from qmq.errors import CorruptBatch, DiskFull, LogDamaged
 from qmq.invariants import InvariantBroken, check
 from qmq.limits import BATCH_BYTES_MAX
 from qmq.log import command_messages
-from qmq.log.actions import AnyAction, LaneAction, ScheduleAction, decode_actions, encode_actions
-from qmq.log.cold_read import StoredBytes
+from qmq.log.actions import AnyAction, LaneAction, ScheduleAction, decode_actions
+from qmq.log.cold_read import ObjectDamaged, StoredBytes
 from qmq.log.command_messages import QueueErasure
 from qmq.log.consume_log import IndexEntry
 from qmq.log.disk import Disk, FreeSpace, Unflushed
@@ -39,16 +39,17 @@ from qmq.log.envelopes import begins_at, entry_at, epoch_of, first_index, unwrap
 from qmq.log.folder_lock import FolderLock
 from qmq.log.lane_share import LaneShare
 from qmq.log.log_config import Flush, LogConfig
+from qmq.log.opening_snapshots import SnapshotReader, to_payloads
 from qmq.log.projection import Projection
 from qmq.log.queue import Queue, Sealed
 from qmq.log.recent_writes import ACTIONS, MESSAGES, Place, Tail, TailCache, Write, WriteRun
 from qmq.log.segments import FlushPlan, Segments
 from qmq.log.share import Settled
+from qmq.log.unwritten_actions import UnwrittenActions
 from qmq.model import Partition, QueueId
 from qmq.private_files import make_private
 from qmq.wire.frame_payloads import Produced
 
-_SNAPSHOT_STATES: Final = 200
 _NOTHING: Final = Settled(0, 0)
 
 
@@ -118,12 +119,13 @@ class Store:
         self.base_positions = [self.messages.start, self.actions.start]
         """For each log, the position of the snapshot on which the state is based; -1 after other entries, or if a checkpoint was loaded.
         """
+        self._snapshots = (SnapshotReader(), SnapshotReader())
         self.lost_tail = False
         """True if opening cut entries that may have been acknowledged."""
         self.unflushed = Unflushed()
         self.flush_wanted = 0
         """The highest index that a request waits for to be flushed, with every flush policy."""
-        self.unwritten: list[AnyAction] = []
+        self.unwritten = UnwrittenActions()
         self.droppable: list[Path] = []  # files of dropped queues, for retention to delete
         self.projection: Projection | None = None
         """Other state that follows from the logs; set before anything is replayed."""
@@ -160,7 +162,7 @@ class Store:
             size += len(batch.region)
         self.require_space(size)
         if self.messages.begins(size):
-            self._open_segment(MESSAGES, [queue.to_snapshot() for queue in self.queues.values()])
+            self._open_segment(MESSAGES, (queue.to_snapshot() for queue in self.queues.values()))
         return self._append(batches, are_new)
 
     def _append(self, batches: list[Intake], are_new: bool) -> list[Produced]:
@@ -290,24 +292,32 @@ class Store:
         return place[MESSAGES], place[ACTIONS]
 
     def require_space(self, size: int) -> None:
-        """Raise DiskFull unless the disk has room for `size` bytes and the reserve."""
+        """Raise DiskFull unless the disk has room for `size` bytes of messages and the reserve."""
         self.space.require(size, self.messages.end)
 
-    def _open_segment(self, log: int, states: list[list[object]]) -> None:
+    def require_space_to_follow(self, runs: Iterable[Iterable[PendingEntry]], size: int) -> None:
+        """As `require_space`, for the master's entries, which take `size` bytes. The reserve is theirs, except that messages leave half of
+        it: what the master admitted with its reserve untouched fits on disks of the same size, and so do the acknowledgements after it.
+        """
+        if any(entry.envelope.kind in (Kind.DATA, Kind.COMMAND) for run in runs for entry in run):
+            self.space.require(size, self.messages.end, leave=0.5)
+
+    def _open_segment(self, log: int, states: Iterable[Sequence[object]]) -> None:
         """Begin a segment with a snapshot, completely or not at all. `states` are the queues or the shares."""
         segments = self.logs[log]
         if segments.end > segments.bases[-1]:
             segments.roll()
-        chunks = range(0, max(len(states), 1), _SNAPSHOT_STATES)
-        payloads = [msgspec.msgpack.encode(states[at : at + _SNAPSHOT_STATES]) for at in chunks]
-        self._append_wrapped(log, Kind.SNAPSHOT, payloads, len(states))
+        payloads, count = to_payloads(states)
+        self._append_wrapped(log, Kind.SNAPSHOT, [(count, payload) for payload in payloads])
 
-    def _append_wrapped(self, log: int, kind: Kind, payloads: list[bytes], count: int) -> None:
+    def _append_wrapped(self, log: int, kind: Kind, entries: Sequence[tuple[int, bytes]]) -> None:
+        """Write entries, each from its count and its payload, completely or not at all. Raises DiskFull."""
         time_ms = self.last_time_ms = max(self.clock.time_ms(), self.last_time_ms)
+        flushed = self.logs[log].flushed
         buffers: list[bytes] = []
-        for number, payload in enumerate(payloads, self.index + 1):
-            buffers += wrap(kind, payload, count=count, epoch=self.epoch, index=number, time_ms=time_ms, flushed=self.logs[log].flushed)
-        self._write(log, buffers, sum(map(len, buffers)), len(payloads))
+        for index, (count, payload) in enumerate(entries, self.index + 1):
+            buffers += wrap(kind, payload, count=count, epoch=self.epoch, index=index, time_ms=time_ms, flushed=flushed)
+        self._write(log, buffers, sum(map(len, buffers)), len(entries))
 
     def append_command(self, queue: Queue, change_id: str, to_version: int) -> None:
         """Close a partition, which must be open: write its last entry, the command message. Raises DiskFull."""
@@ -320,7 +330,7 @@ class Store:
         total = ENVELOPE_BYTES + len(region)
         self.require_space(total)
         if self.messages.begins(total):
-            self._open_segment(MESSAGES, [each.to_snapshot() for each in self.queues.values()])
+            self._open_segment(MESSAGES, (each.to_snapshot() for each in self.queues.values()))
         time_ms = self.last_time_ms = max(self.clock.time_ms(), self.last_time_ms)
         index, flushed = self.index + 1, self.messages.flushed
         envelope = place(Kind.COMMAND, total, crc32c(region), queue.next_sequence, self.epoch, index, time_ms, flushed)
@@ -334,30 +344,33 @@ class Store:
         check(epoch > self.epoch or not self.epochs or epoch > self.epochs[-1][0], f"epoch {epoch} is behind {self.epochs}")
         self.epoch = epoch
         self.messages.drop_empty()
-        self._append_wrapped(MESSAGES, Kind.BARRIER, [b""], 0)
+        self._append_wrapped(MESSAGES, Kind.BARRIER, [(0, b"")])
 
     # --- actions -------------------------------------------------------------------------------------------------------
 
     def act(self, action: AnyAction) -> Settled:
         """Apply an action immediately; the next `write_actions` writes it. Actions of a schedule are applied when they are written."""
-        self.unwritten.append(action)
-        return _NOTHING if isinstance(action, ScheduleAction) else self.apply(action)
+        is_scheduled = isinstance(action, ScheduleAction)
+        self.unwritten.add(action, is_scheduled=is_scheduled)
+        return _NOTHING if is_scheduled else self.apply(action)
 
     def write_actions(self) -> None:
-        """Write the actions since the last call, with one write.
+        """Write the actions since the last call.
 
-        Raises DiskFull. The actions are then kept and written later: send no answer that depends on them yet. Deliveries before that may be
-        repeated if the process dies.
+        Raises DiskFull. The actions that are not written are then kept and written later: send no answer that depends on them yet.
+        Deliveries before that may be repeated if the process dies.
         """
-        if not self.unwritten:
+        if not self.unwritten.waits:
             return
         self.actions.drop_empty()
-        self._append_wrapped(ACTIONS, Kind.ACTIONS, [encode_actions(self.unwritten)], len(self.unwritten))
-        written, self.unwritten = self.unwritten, []
-        if self.projection is not None:
-            for action in written:
-                if isinstance(action, ScheduleAction):
-                    self.projection.act(self.index, self.last_time_ms, action)
+        while entries := self.unwritten.entries():
+            first = self.index + 1
+            self._append_wrapped(ACTIONS, Kind.ACTIONS, [(each.actions, each.payload) for each in entries])
+            self.unwritten.written(len(entries))
+            if self.projection is not None:
+                for index, entry in enumerate(entries, first):
+                    for action in entry.scheduled:
+                        self.projection.act(index, self.last_time_ms, action)
         if self.actions.must_roll(0):
             # The shares have these actions already, so the snapshot comes after them. A snapshot that does not fit is retried next time.
             with suppress(DiskFull):
@@ -411,7 +424,7 @@ class Store:
         if position != self.base_positions[log]:
             return
         self.base_positions[log] = position + envelope.total_bytes
-        for state in msgspec.msgpack.decode(unwrap(region), strict=False):
+        for state in self._snapshots[log].states(unwrap(region)):
             if log == MESSAGES:
                 self.open_queue(state[0], state[1]).load_snapshot(state)
             else:
@@ -438,7 +451,10 @@ class Store:
             return cached
         if entry.total_bytes > BATCH_BYTES_MAX or entry.position > self.messages.end:
             raise queue.index.distrust(entry.base_sequence, f"has {entry}")
-        data = self.messages.read(entry.position, entry.total_bytes)
+        try:
+            data = self.messages.read(entry.position, entry.total_bytes)
+        except ObjectDamaged as cause:
+            raise self._object_damaged(queue, entry, cause) from cause
         envelope, region = data[:ENVELOPE_BYTES], data[ENVELOPE_BYTES:]
         try:
             found = parse_envelope(envelope)
@@ -455,6 +471,16 @@ class Store:
             text = f"{where}; to continue after them: qmq group reset --to {entry.next_sequence}"
             raise LogDamaged(text, log=MESSAGES, position=entry.position) from cause
         return envelope, region
+
+    @staticmethod
+    def _object_damaged(queue: Queue, entry: IndexEntry, cause: ObjectDamaged) -> LogDamaged:
+        """The error that also says which messages of the queue the object has."""
+        number = queue.index.find_position(cause.end)
+        following = queue.index.entry(number).base_sequence if number < queue.index.count else queue.next_sequence
+        return LogDamaged(
+            f"messages {entry.base_sequence} to {following - 1} of {queue.id} are in the object store only, and {cause.message}; "
+            f"to continue after them: qmq group reset --to {following}"
+        )
 
     def _is_misindexed(self, queue: Queue, entry: IndexEntry) -> bool:
         """True if the log is undamaged at the place of a consume-log entry that does not agree with it, or if the log has no entry

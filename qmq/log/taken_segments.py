@@ -11,11 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from qmq.batch import Envelope, Kind
-from qmq.log.checkpoint_writing import sync_files
 from qmq.log.envelopes import Entry, unwrap
+from qmq.log.opening_snapshots import SnapshotReader
 from qmq.log.recent_writes import MESSAGES
 from qmq.log.segment_index import SegmentIndex
 from qmq.log.store import PendingEntry, Store
@@ -52,7 +50,7 @@ def take_segments(
     if last is None:
         raise CannotTake("the segments have no entries")
     _require_continues(store, last, opening)
-    sync_files(store.disk, written)
+    store.disk.sync_files(written)
     for index in taken:
         store.messages.write_index(index)
     store.messages.begin_with(taken)
@@ -70,7 +68,7 @@ def _require_continues(store: Store, last: Envelope, opening: PendingEntry) -> N
     envelope = opening.envelope
     if envelope.kind != Kind.SNAPSHOT or envelope.index <= last.index or envelope.epoch < last.epoch:
         raise CannotTake(f"the group's log does not continue behind {(last.epoch, last.index)} at {opening.position}")
-    for state in msgspec.msgpack.decode(unwrap(opening.region), strict=False):
+    for state in SnapshotReader().states(unwrap(opening.region)):
         if _counts(store, state) != tuple(state[3:5]):
             raise CannotTake(f"the object store has other messages of {state[0]}/{state[1]} than the group: another log uses the prefix")
 

@@ -50,3 +50,7 @@ class MortalDisk(Disk):
     def replace(self, path: Path, data: bytes) -> None:
         self._require_alive()
         super().replace(path, data)
+
+    def rewrite(self, path: Path, data: bytes) -> None:
+        self._require_alive()
+        super().rewrite(path, data)

@@ -17,6 +17,7 @@ import grpc
 
 from qmq.network import Factory, Network, Refused, ServerListener, ignored, parse
 from qmq.rpc_channel import RpcChannel
+from qmq.server_name import NameSource
 from qmq.token_source import TokenSource, no_token
 from qmq.wire.frame_stream import FrameStream
 
@@ -104,7 +105,7 @@ class PartyNetwork(Network):
             _abort(protocol)
         return protocol
 
-    def channel(self, address: str, token: TokenSource = no_token) -> grpc.aio.Channel:
+    def channel(self, address: str, server: NameSource, token: TokenSource = no_token) -> grpc.aio.Channel:
         other = self._parties.owner(address)
 
         def guard() -> None:
@@ -112,7 +113,7 @@ class PartyNetwork(Network):
                 nothing, why = grpc.aio.Metadata(), f"nothing passes from {self.party} to {other}"
                 raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, details=why)
 
-        return RpcChannel(address, guard, token=token)
+        return RpcChannel(address, server, guard, token=token)
 
     def drop(self, other: str) -> None:
         """End the connections to another party."""

@@ -63,7 +63,7 @@ def place_in(path: Path, size: int) -> int:
     """The byte that is damaged: the same on all replicas. In a log, one of an entry in the middle."""
     data = path.read_bytes()[:size]
     if path.suffix != ".log":
-        return len(data) // 2
+        return len(data.rstrip(b" ")) // 2  # a text file is padded to whole blocks
     position = 0
     while (following := position + parse_envelope(data, position).total_bytes) < len(data) // 2:
         position = following

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from bisect import bisect_right
+from copy import deepcopy
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,7 +12,20 @@ from typing import Any
 from support import ManualClock, intake
 
 from qmq.log import follower
-from qmq.log.actions import Begin, Join, Leave, PullAction, Pulled, Reset, Return, SettleAction
+from qmq.log.actions import (
+    Begin,
+    Join,
+    LaneBegin,
+    LaneGrant,
+    LanePark,
+    LaneUnpark,
+    Leave,
+    PullAction,
+    Pulled,
+    Reset,
+    Return,
+    SettleAction,
+)
 from qmq.log.checkpoint_writing import begin_checkpoint, end_checkpoint
 from qmq.log.disk import Disk
 from qmq.log.log_config import LogConfig
@@ -31,6 +45,7 @@ def memory() -> Path | None:
 
 
 QUEUES = (("a", 0), ("b", 0), ("c", 0))
+LANE = ("ordered", 1, "g")
 State = dict[tuple[str, int], Any]
 
 
@@ -60,9 +75,11 @@ def state_of(store: Store) -> State:
             queue.last_append_ms,
             queue.producers.to_state(),
             {group: share.to_state() for group, share in queue.shares.items()},
+            # A copy: the state of a lane share has its lists, which change.
+            {group: deepcopy(share.to_state()) for group, share in queue.lanes.items()},
         )
         for queue in store.queues.values()
-        if queue.next_sequence or queue.shares
+        if queue.next_sequence or queue.shares or queue.lanes
     }
 
 
@@ -125,6 +142,30 @@ class Traffic:
         bodies = [bytes([65 + self.number % 26]) * self.random.randrange(200) for _ in range(self.random.randrange(1, 4))]
         self.store.append([intake(queue, bodies, producer=self.random.randrange(3), number=again)])
         self.history.note(self.store, self.store.index)
+
+    def produce_as_new(self, count: int) -> None:
+        """Batches of so many producers that were never there before, to one queue."""
+        queue = self.store.open_queue(*self.random.choice(QUEUES))
+        for _ in range(count):
+            self.number += 1
+            self.store.append([intake(queue, [b"x"], producer=1 << 40 | self.number, number=self.number)])
+            self.history.note(self.store, self.store.index)
+
+    def park(self, count: int) -> None:
+        """A group parks messages of an ordered subject, and keys are replayed now and then."""
+        share = self.store.open_queue(*LANE[:2]).lane_share(LANE[2])
+        if not share.progress:
+            self.store.act(LaneBegin(*LANE, "", 0, 8, 0, 0))
+        elif share.holder(share.next_token - 1) is None:
+            self.store.act(LaneGrant(*LANE, "c", 0, 8, "i", 1000))
+        elif self.random.random() < 0.1:
+            self.store.act(LaneUnpark(*LANE, "", self.random.choice(sorted(share.parked) or [b"0"]), self.random.random() < 0.5))
+        else:
+            for _ in range(count):
+                self.number += 1
+                lp = self.random.randrange(3)
+                self.store.act(LanePark(*LANE, "c", share.next_token - 1, self.number, lp, b"%d" % lp))
+        self.write()
 
     def write(self) -> None:
         first = self.store.index + 1

@@ -207,7 +207,7 @@ def test_replica_that_stops_with_uncommitted_entries_does_not_name_them(tmp_path
 
 @pytest.mark.parametrize("is_replicated", [True, False])
 @pytest.mark.parametrize("log", [0, 1])
-def test_mark_of_what_a_power_cut_took_is_taken_back_before_anything_is_appended(tmp_path: Path, is_replicated: bool, log: int) -> None:
+def test_mark_of_what_a_power_cut_took_is_removed_before_anything_is_appended(tmp_path: Path, is_replicated: bool, log: int) -> None:
     store = opened(tmp_path) if is_replicated else alone(tmp_path)
     Traffic(store, Random(4)).run(60)
     store.write_actions()
@@ -240,6 +240,42 @@ def test_mark_that_does_not_lead_stays_when_the_store_is_opened_again(tmp_path: 
     again.close()
 
 
+def test_killed_replica_knows_what_its_mark_says_is_committed(tmp_path: Path) -> None:
+    """Its checkpoint is older, and it must not cut these entries at a master that lacks them."""
+    store = opened(tmp_path)
+    traffic = Traffic(store, Random(4))
+    traffic.run(20)
+    store.write_actions()
+    store.commit(store.index)
+    checkpoint(store)
+    traffic.run(40)
+    store.write_actions()
+    store.commit(store.index)
+    Marker(store).tick(0)
+    committed = store.index
+    traffic.run(10)
+    store.close()
+    again = opened(tmp_path)
+    assert again.index > committed
+    assert again.committed_index == committed
+    again.close()
+
+
+def test_mark_of_entries_that_another_master_wrote_is_removed(tmp_path: Path) -> None:
+    """The log has the index, but in another epoch: these are not the entries that the mark names."""
+    store = master_at(tmp_path, steps=40).store
+    store.write_actions()
+    store.commit(store.index)
+    Marker(store).tick(0)
+    found = mark_of(store)
+    commit_mark.write(store.disk, store.folder, found._replace(epoch=found.epoch + 1))
+    store.close()
+    again = opened(tmp_path)
+    assert not (tmp_path / FILE).exists()
+    assert again.lost_tail
+    again.close()
+
+
 def test_torn_mark_is_taken_away_when_the_store_is_opened(tmp_path: Path) -> None:
     alone(tmp_path).close()
     (tmp_path / FILE).write_bytes(b"QMM1")
@@ -247,7 +283,7 @@ def test_torn_mark_is_taken_away_when_the_store_is_opened(tmp_path: Path) -> Non
     assert not (tmp_path / FILE).exists()
 
 
-def test_mark_without_the_logs_that_it_was_written_for_is_taken_back(tmp_path: Path) -> None:
+def test_mark_without_the_logs_that_it_was_written_for_is_removed(tmp_path: Path) -> None:
     """The log's files were removed, and the folder was kept."""
     commit_mark.write(SmallDisk(1 << 20), tmp_path, SOME)
     alone(tmp_path).close()

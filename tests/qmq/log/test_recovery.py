@@ -234,6 +234,52 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: str) -> Non
     store.close()
 
 
+@pytest.mark.parametrize("is_replicated", [False, True])
+def test_without_the_newest_checkpoint_a_log_opens_after_retention(tmp_path: Path, is_replicated: bool) -> None:
+    """The older checkpoint refers to segments that retention deleted."""
+    clock = ManualClock()
+
+    def open_again() -> Store:
+        return open_store(tmp_path, CONFIG, clock, is_replicated=is_replicated)
+
+    store = open_again()
+    fill(store, 60)
+    checkpoint(store)
+    clock.now_ms += CONFIG.retention_ms + 1
+    fill(store, 60, start=60)
+    store.commit(store.index)
+    files = begin_retention(store, lambda name: SubjectConfig(name))
+    checkpoint(store)
+    end_retention(files)
+    fill(store, 10, start=120)
+    start = store.queue("s", 0).start_sequence
+    store.close()
+    newest = max((tmp_path / "checkpoint").glob("*.qmc"))
+    newest.write_bytes(newest.read_bytes()[:-1])
+    store = open_again()
+    assert store.queue("s", 0).start_sequence <= start
+    assert bodies(store)[-210:] == expected(130, start=60)
+    fill(store, 1, start=130)
+    store.commit(store.index)
+    assert bodies(store)[-3:] == expected(131, start=130)
+    close_store(store)
+    open_again().close()
+
+
+def test_without_the_newest_checkpoint_the_older_one_serves(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    fill(store, 60)
+    checkpoint(store)
+    fill(store, 10, start=60)
+    checkpoint(store)
+    store.close()
+    newest = max((tmp_path / "checkpoint").glob("*.qmc"))
+    newest.write_bytes(b"")
+    store = opened(tmp_path)
+    assert bodies(store) == expected(70)
+    store.close()
+
+
 def test_a_checkpoint_from_the_future_means_that_flushed_data_is_gone(tmp_path: Path) -> None:
     store = opened(tmp_path)
     fill(store, 5)

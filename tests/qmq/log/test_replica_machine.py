@@ -1,28 +1,50 @@
 """A master and a slave through everything that happens to their stores, in any order; the elections are played by the machine.
 
-What must hold all the time: the slave's applied state is the master's state at that index, and the slave's files are the master's.
+What must hold all the time: the slave's applied state is the master's state at that index, the slave's files are the master's, and a log
+begins only with a segment that was opened whole. Queues have many producers, and a group has many parked messages; a store writes entries
+of at most 4 KiB here, so that states are cut into entries and pieces as those of 16 MiB are.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import takewhile
 from pathlib import Path
 from random import Random
+from typing import Any
+from unittest.mock import patch
 
+import msgspec
+import pytest
 from forms import examples
-from hypothesis import settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from replica_support import History, Traffic, checkpoint, files, flush, memory, opened, read_from, small, state_of
 from support import ManualClock
 
-from qmq.log import follower
+from qmq import limits
+from qmq.batch import Envelope, Kind
+from qmq.errors import QmqError
+from qmq.log import follower, opening_snapshots, retention
+from qmq.log import store as stores
+from qmq.log.envelopes import walk
+from qmq.log.lane_share import LaneShare
+from qmq.log.opening_snapshots import is_opened_whole
 from qmq.log.retention import begin_retention, end_retention
+from qmq.log.segments import Segments
 from qmq.log.store import Store
 from qmq.model import SubjectConfig
 
 CONFIG = small(retention_ms=1000)
+SIZES = (
+    (limits, "BATCH_BYTES_MAX", 4_096),
+    (opening_snapshots, "SNAPSHOT_BYTES", 300),
+    (opening_snapshots, "STATE_BYTES_MAX", 1_000),
+)
 
 
 class ReplicaMachine(RuleBasedStateMachine):
@@ -30,6 +52,9 @@ class ReplicaMachine(RuleBasedStateMachine):
 
     @initialize(seed=st.integers(0, 1 << 16))
     def begin(self, seed: int) -> None:
+        self.sizes = ExitStack()
+        for where, name, size in SIZES:
+            self.sizes.enter_context(patch.object(where, name, size))
         self.folder = Path(tempfile.mkdtemp(dir=memory(), prefix="qmq-"))
         self.clock = ManualClock()
         self.random = Random(seed)
@@ -53,6 +78,7 @@ class ReplicaMachine(RuleBasedStateMachine):
             self.master.close()
             self.slave.close()
             shutil.rmtree(self.folder)
+            self.sizes.close()
 
     # --- the master ------------------------------------------------------------------------------------------------------
 
@@ -66,6 +92,14 @@ class ReplicaMachine(RuleBasedStateMachine):
         for _ in range(count):
             self.traffic.consume()
             self.traffic.write()
+
+    @rule(count=st.integers(1, 30))
+    def produce_as_new(self, count: int) -> None:
+        self.traffic.produce_as_new(count)
+
+    @rule(count=st.integers(1, 50))
+    def park(self, count: int) -> None:
+        self.traffic.park(count)
 
     @rule()
     def new_epoch(self) -> None:
@@ -197,6 +231,12 @@ class ReplicaMachine(RuleBasedStateMachine):
             ours, theirs = self.slave.epoch_at(index), self.master.epoch_at(index)
             assert ours == theirs or -1 in (ours, theirs)
 
+    @invariant()
+    def logs_begin_with_whole_snapshots(self) -> None:
+        for store in (self.master,) if self.resetting_until else (self.master, self.slave):
+            for log in store.logs:
+                assert log.start == 0 or log.end == log.start or is_opened_whole(log, log.start), f"{log.folder} begins with a part"
+
     def files_are_equal(self) -> None:
         theirs = files(self.folder / "m")
         for name, data in files(self.folder / "s").items():
@@ -205,3 +245,131 @@ class ReplicaMachine(RuleBasedStateMachine):
 
 TestReplicas = ReplicaMachine.TestCase
 TestReplicas.settings = settings(max_examples=examples(30), stateful_step_count=40, deadline=None)
+
+
+# --- a campaign ----------------------------------------------------------------------------------------------------------
+
+
+def opening(log: Segments) -> list[Envelope]:
+    """The entries with which the newest segment opens."""
+    return [each.envelope for each in takewhile(lambda each: each.envelope.kind == Kind.SNAPSHOT, walk(log, log.bases[-1]))]
+
+
+class Campaign:
+    """Leads a machine through every way in which states are written and read. Each run sees each planted bug, for any seed; the machine's
+    random runs see most of them only now and then.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.machine = ReplicaMachine()
+        self.machine.begin(seed)
+
+    def check(self) -> None:
+        machine = self.machine
+        machine.the_slaves_state_is_the_masters_at_that_index()
+        machine.logs_begin_with_whole_snapshots()
+
+    def run(self) -> None:
+        try:
+            self.fill()
+            self.feed_slave()
+            self.reopen()
+            self.begin_behind_a_part()
+            self.feed_slave()
+            self.begin_slave_anew()
+        finally:
+            self.machine.teardown()
+
+    def fill(self) -> None:
+        """Opening snapshots have several entries, and the group's state has pieces."""
+        machine = self.machine
+        for _ in range(4):
+            machine.produce_as_new(30)
+            machine.park(50)
+            machine.produce(6)
+            machine.consume(4)
+        self.check()
+
+    def feed_slave(self) -> None:
+        machine = self.machine
+        while machine.slave.index < machine.master.index:
+            machine.feed(1 << 20, from_files=True)
+        machine.commit(1.0)
+        self.check()
+
+    def reopen(self) -> None:
+        """Without a checkpoint, and with one."""
+        machine = self.machine
+        machine.crash_slave()
+        machine.another_master_is_elected(1.0)
+        self.feed_slave()
+        for which in ("master", "slave"):
+            machine.flush(which)
+            machine.take_checkpoint(which)
+        machine.crash_slave()
+        self.check()
+
+    def begin_behind_a_part(self) -> None:
+        """A new master has the first entry of an opening snapshot only. Then retention wants to begin the log there."""
+        machine, log = self.machine, self.machine.master.messages
+        bases = list(log.bases)
+        while log.bases == bases or len(opening(log)) < 2:
+            machine.produce_as_new(5)
+        opened_at = opening(log)[0].index
+        machine.another_master_is_elected((opened_at - machine.committed + 0.5) / (machine.master.index - machine.committed))
+        assert not is_opened_whole(machine.master.messages, machine.master.messages.bases[-1])
+        machine.wait(1_500)
+        machine.produce(1)
+        self.feed_slave()
+        machine.retain("master", is_finished=True)
+        machine.retain("slave", is_finished=True)
+        self.check()
+
+    def begin_slave_anew(self) -> None:
+        self.machine.start_over()
+        self.feed_slave()
+        self.machine.crash_slave()
+        self.check()
+
+
+# --- planted bugs --------------------------------------------------------------------------------------------------------
+
+
+def by_count(states: Iterable[Sequence[object]]) -> tuple[list[bytes], int]:
+    """Two hundred states in an entry, of any size, as release 0.2 did it."""
+    found = list(states)
+    return [msgspec.msgpack.encode(found[at : at + 200]) for at in range(0, max(len(found), 1), 200)], len(found)
+
+
+def without_the_second(state: Sequence[object]) -> Iterator[bytes]:
+    for number, item in enumerate(ITEMS(state)):
+        if number != 1:
+            yield item
+
+
+def without_parked(state: list[Any]) -> LaneShare:
+    return FROM_STATE([*state[:4], {}, *state[5:]])
+
+
+ITEMS = opening_snapshots._items
+FROM_STATE = LaneShare.from_state
+BUGS: dict[str, tuple[Any, str, Any]] = {
+    "cut a snapshot by its states, not by their bytes": (stores, "to_payloads", by_count),
+    "leave a piece of a long state out": (opening_snapshots, "_items", without_the_second),
+    "read a group's state without what is parked": (LaneShare, "from_state", staticmethod(without_parked)),
+    "begin a log with a part of a snapshot": (retention, "_may_begin", lambda _, kept_from: kept_from),
+}
+
+
+@given(seed=st.integers(0, 1 << 16))
+@settings(max_examples=examples(2), deadline=None)
+def test_a_campaign_without_a_bug_ends_well(seed: int) -> None:
+    Campaign(seed).run()
+
+
+@pytest.mark.parametrize("name", BUGS)
+@given(seed=st.integers(0, 1 << 16))
+@settings(max_examples=examples(2), deadline=None, phases=[Phase.generate], database=None)
+def test_every_campaign_finds_a_planted_bug(name: str, seed: int) -> None:
+    with patch.object(*BUGS[name]), pytest.raises((AssertionError, msgspec.DecodeError, QmqError)):
+        Campaign(seed).run()

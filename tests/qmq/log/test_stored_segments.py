@@ -43,6 +43,9 @@ class Elsewhere:
 
     read_waiting = read
 
+    def damaged(self) -> list[tuple[int, str]]:
+        return []
+
 
 @contextmanager
 def opened(folder: Path, elsewhere: Elsewhere | None) -> Iterator[Store]:
