@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from enum import Enum
+from hashlib import blake2b
 from typing import Any, Final, TypeVar
 
 from qmq_coordination.coordination_store import CoordinationStore, KeyListing, KeyValue
@@ -64,7 +65,7 @@ class MasterRecord(_Json):
 @dataclass(frozen=True, slots=True)
 class ReplicaRecord(_Json):
     """The addresses of a replica. `folder` identifies its data folder: a replica of the same name with another folder has lost its
-    history.
+    history. `generation` grows while the replica uses the folder: a lower one in the folder shows an older copy of it. 0: release 0.2.0.
     """
 
     replica: str
@@ -72,6 +73,7 @@ class ReplicaRecord(_Json):
     data_address: str
     control_address: str
     folder: str = ""
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,12 @@ class BrokerGroupState:
         """The membership as stored."""
         item = self._item("members")
         return None if item is None else item.value
+
+    @property
+    def lineage(self) -> str:
+        """Tells the group from others of its name: a restored group has another secret. Empty if the secret is not known."""
+        item = self._item("secret")
+        return "" if item is None else blake2b(item.value, digest_size=16).hexdigest()
 
     @property
     def voters(self) -> tuple[str, ...]:

@@ -15,11 +15,13 @@ import fcntl
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from qmq.errors import Compacted, CoordinationError, FolderInUse, LeaseNotFound
+from qmq.errors import Compacted, CoordinationError, DiskFull, FolderInUse, LeaseNotFound
 from qmq.private_files import FILE_MODE, make_private
+from qmq.request_changes import note_change
 from qmq_coordination.coordination_store import (
     NO_LEASE,
     Compare,
@@ -60,7 +62,7 @@ class EmbeddedStore:
     """A CoordinationStore in this process. `monotonic_s` is the clock of the leases."""
 
     def __init__(self, path: Path | None = None, *, monotonic_s: Callable[[], float] = time.monotonic) -> None:
-        """Open `path`, or a store in memory. Raises FolderInUse, LogDamaged."""
+        """Open `path`, or a store in memory. Raises FolderInUse, LogDamaged, DiskFull."""
         self._lock = _lock(path) if path is not None else None
         try:
             self._rows = Rows(path)
@@ -126,6 +128,7 @@ class EmbeddedStore:
                 self._rows.set_number("revision", revision)
                 self._compact_old(revision)
         if change.count:
+            note_change()
             self._wake()
         return TxnResult(succeeded, Revision(revision), results)
 
@@ -180,19 +183,19 @@ class EmbeddedStore:
             raise LeaseNotFound(f"lease {lease} has ended")
 
     def _end_lease(self, lease: LeaseId) -> None:
-        del self._until[lease]
-        revision = self._revision()
-        keys = self._rows.keys_of_lease(lease, revision)
-        with self._rows.transaction():
-            self._rows.drop_lease(lease)
+        keys = self._rows.keys_of_lease(lease, self._revision())
         if keys:
             self._txn((), [Delete(item.key) for item in keys], ())
+        with self._rows.transaction():
+            self._rows.drop_lease(lease)
+        del self._until[lease]
 
     def expire_leases(self) -> None:
-        """End the expired leases."""
+        """End the expired leases; on a full disk, later: their keys can still be read until then."""
         now = self._monotonic_s()
-        for lease in [each for each, until in self._until.items() if until <= now]:
-            self._end_lease(lease)
+        with suppress(DiskFull):
+            for lease in [each for each, until in self._until.items() if until <= now]:
+                self._end_lease(lease)
 
     def _watch_leases(self) -> None:
         if self._reaper is None and self._until and not self._is_closed:

@@ -6,9 +6,10 @@
     /qmq/routes/S/g/G               GroupRecord, JSON
     /qmq/routes/S/policy            how the subject is resharded automatically, JSON
     /qmq/routes/S/decision          the last automatic decision, JSON
+    /qmq/routes/S/stale/BG          what broker group BG has in its log and the store has forgotten: the routes are not served
     /qmq/members/S/G/CONSUMER       MemberRecord, JSON, under the consumer's lease
     /qmq/assignments/S/G            Assignment, JSON
-    /qmq/fences/BG/S/0000000005     Fence, JSON: partition 5 of S on broker group BG is closed; kept as long as the subject
+    /qmq/fences/BG/S/0000000005     Fence, JSON: partition 5 of S on broker group BG is closed; until the change's record has the seal
     /qmq/meta/leader                the leader of the metaservers, under its lease
 
 Numbers in keys have ten digits, so that keys sort as numbers do. This module has keys and values, and parses listings of them; the
@@ -59,6 +60,16 @@ def groups_prefix(subject: str) -> str:
     return f"{ROUTES}{subject}/g/"
 
 
+def stale_prefix(subject: str) -> str:
+    """The prefix of all keys by which broker groups say that the subject's routes are older than their logs."""
+    return f"{ROUTES}{subject}/stale/"
+
+
+def stale_key(subject: str, broker_group: str) -> str:
+    """The key by which a broker group says that the subject's routes are older than its log."""
+    return f"{stale_prefix(subject)}{broker_group}"
+
+
 def policy_key(subject: str) -> str:
     """The key of the policy of automatic resharding."""
     return f"{ROUTES}{subject}/policy"
@@ -91,6 +102,12 @@ class Fence:
     change_id: str
     to_version: int
 
+    def is_needed(self, change: Change | None, number: int) -> bool:
+        """True until the record of the fence's change has the seal of partition `number`. `change` is the record that leads to
+        `to_version`: None, or another one, if the subject was deleted since.
+        """
+        return change is not None and change.id == self.change_id and change.sealed.get(number, FENCED) == FENCED
+
     def encode(self) -> bytes:
         return json.dumps({"change_id": self.change_id, "to_version": self.to_version}, sort_keys=True).encode()
 
@@ -102,20 +119,25 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class MemberRecord:
-    """A consumer of a group; `since` orders the incarnations of one name."""
+    """A consumer of a group; `since` orders the incarnations of one name. `condition` is what it selects among the messages by itself;
+    None: it does not know the field.
+    """
 
     consumer: str
     incarnation: str
     since_ms: int = 0
+    condition: str | None = None
 
     def encode(self) -> bytes:
-        found = {"consumer": self.consumer, "incarnation": self.incarnation, "since_ms": self.since_ms}
+        found: dict[str, str | int] = {"consumer": self.consumer, "incarnation": self.incarnation, "since_ms": self.since_ms}
+        if self.condition is not None:
+            found["condition"] = self.condition
         return json.dumps(found, sort_keys=True).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> MemberRecord:
         found = json.loads(data)
-        return cls(found["consumer"], found["incarnation"], found["since_ms"])
+        return cls(found["consumer"], found["incarnation"], found["since_ms"], found.get("condition"))
 
 
 @dataclass(slots=True)
@@ -128,6 +150,8 @@ class OrderedState:
     routes: dict[int, Route] = field(default_factory=dict)
     changes: dict[int, Change] = field(default_factory=dict)
     groups: dict[str, GroupRecord] = field(default_factory=dict)
+    stale: dict[str, str] = field(default_factory=dict)
+    """By broker group, what the store has forgotten of its seals: the store's data was put back."""
     latest: int = 0
 
     @property
@@ -166,6 +190,8 @@ class OrderedState:
             self.changes[int(name)] = Change.decode(item.value)
         elif what == "g":
             self.groups[name] = GroupRecord.decode(item.value)
+        elif what == "stale":
+            self.stale[name] = item.value.decode()
         elif what == "latest":
             self.latest = int(item.value)
 
@@ -175,6 +201,8 @@ class OrderedState:
         what, _, name = key[len(ROUTES) + len(self.subject) + 1 :].partition("/")
         if what == "g":
             self.groups.pop(name, None)
+        elif what == "stale":
+            self.stale.pop(name, None)
         elif what == "v":
             self.routes.pop(int(name), None)
         elif what == "c":

@@ -56,6 +56,12 @@ class Registration:
         puts = [Put(key, value, lease) for key, value in leased.items()]
         await self._store.txn([], [Put(replica_key(group, name), self._record.encode()), *puts])
 
+    async def update(self, record: ReplicaRecord) -> None:
+        """Replace the record under the present lease. Raises CoordinationError; the next registration then has the new record."""
+        self._record = record
+        presence = Put(presence_key(record.group, record.replica), record.encode(), self._lease)
+        await self._store.txn([], [Put(replica_key(record.group, record.replica), record.encode()), presence])
+
     async def _keep_alive(self) -> None:
         while True:
             await asyncio.sleep(self._lease_s / 3)

@@ -2,17 +2,23 @@
 
 kv(key, mod, sub, created, version, value, lease)      `sub` orders the changes within one revision
 lease(id, ttl_s)                                       meta(name, number): revision, compacted, next lease
+
+Beside the database is a file of RESERVE_BYTES, which is deleted when the disk is full and made again when there is room: so a process can
+start, register and stop on a full disk.
 """
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from qmq.errors import DiskFull, LogDamaged
+from qmq.errors import CoordinationUnavailable, DiskFull, LogDamaged
+from qmq.limits import KIB
+from qmq.private_files import FILE_MODE
 from qmq_coordination.coordination_store import KeyValue, LeaseId, WatchEvent, prefix_end
 
 _SCHEMA: Final = """
@@ -24,28 +30,68 @@ CREATE TABLE IF NOT EXISTS lease(id INTEGER PRIMARY KEY, ttl_s REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS meta(name TEXT PRIMARY KEY, number INTEGER NOT NULL);
 INSERT OR IGNORE INTO meta VALUES ('revision', 1), ('compacted', 0), ('lease', 1);
 """
+RESERVE_BYTES: Final = 512 * KIB
+"""Some dozen transactions, and SQLite's own files."""
+_BLOCK_BYTES: Final = 4 * KIB
 _COLUMNS: Final = "key, value, created, mod, version, lease"
+
+
+class StoreFull(DiskFull, CoordinationUnavailable):
+    """Nothing was changed. Whoever can wait for an etcd that does not answer can wait for room, too."""
 
 
 class Rows:
     """The tables. Used by one thread."""
 
     def __init__(self, path: Path | None) -> None:
-        """Open the database. Raises LogDamaged if it cannot be read."""
+        """Open the database. Raises LogDamaged if it cannot be read, DiskFull."""
+        self._reserve = path.with_name(path.name + ".reserve") if path is not None else None
+        if self._free_bytes() < RESERVE_BYTES:
+            self._release()
         self._db = sqlite3.connect(path or ":memory:", isolation_level=None)
         try:
             self._require_whole(path)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.executescript(_SCHEMA)
-        except BaseException:
+        except BaseException as cause:
             self._db.close()
+            self._raise_if_full(cause)
             raise
+        if self._free_bytes() > 2 * RESERVE_BYTES:
+            self._put_aside()
+
+    def _free_bytes(self) -> int:
+        if self._reserve is None:
+            return 1 << 40
+        found = os.statvfs(self._reserve.parent)
+        return found.f_bavail * found.f_frsize
+
+    def _put_aside(self) -> None:
+        """Make the reserve, or as much of it as fits."""
+        if self._reserve is not None and not self._reserve.exists():
+            with suppress(OSError):
+                self._reserve.touch(FILE_MODE)
+                with self._reserve.open("wb", buffering=0) as file:
+                    for _ in range(RESERVE_BYTES // _BLOCK_BYTES):
+                        file.write(bytes(_BLOCK_BYTES))
+
+    def _release(self) -> None:
+        if self._reserve is not None:
+            self._reserve.unlink(missing_ok=True)
+
+    def _raise_if_full(self, cause: BaseException) -> None:
+        """Raise StoreFull, and give up the reserve, if a full disk is the cause. SQLite says so only of its main file."""
+        is_full = "full" in str(cause) or self._free_bytes() < _BLOCK_BYTES
+        if is_full and isinstance(cause, sqlite3.OperationalError):
+            self._release()
+            raise StoreFull("no space left for the coordination store: free some space") from cause
 
     def _require_whole(self, path: Path | None) -> None:
         try:
             found = self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]
         except sqlite3.DatabaseError as cause:
+            self._raise_if_full(cause)
             found = str(cause)
         if found != "ok":
             raise LogDamaged(
@@ -55,7 +101,7 @@ class Rows:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """A transaction: all or nothing, and on disk when the block ends. Raises DiskFull."""
+        """A transaction: all or nothing, and on disk when the block ends. Raises DiskFull; the next one may use the reserve."""
         try:
             self._db.execute("BEGIN IMMEDIATE")
             yield
@@ -63,8 +109,7 @@ class Rows:
         except BaseException as cause:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
-            if isinstance(cause, sqlite3.OperationalError) and "full" in str(cause):
-                raise DiskFull("no space left for the coordination store: free some space") from cause
+            self._raise_if_full(cause)
             raise
 
     def number(self, name: str) -> int:
@@ -125,6 +170,7 @@ class Rows:
 
     def close(self) -> None:
         self._db.close()
+        self._put_aside()
 
 
 def _item(row: tuple[str, bytes, int, int, int, int]) -> KeyValue:

@@ -7,7 +7,7 @@
 * A watch is a hint: every `relist_s` all keys are listed again, unless the store's revision has not changed. The store is asked for its
   revision every two seconds, so the view knows for how long the store has been silent (`silent_ms`).
 * While the store cannot be reached, the view stays as it is, and brokers continue to serve from it.
-* After changing a key, `fetch` reads it into the view, without waiting for the watch (read your writes).
+* After changing a key, `read_back` reads it into the view, without waiting for the watch (read your writes).
 
 Example: subjects `a` and `b` are listed at revision 7. Revision 8 puts `c`, 9 deletes `a`. The watch brings 8; a listing that was on its
 way brings {b, c} at revision 9; then the watch brings 9, which is known already. Callbacks get {c}, then {a}, each once.
@@ -31,6 +31,7 @@ from qmq.model import Order, SubjectConfig
 from qmq.security.access_state import AccessState
 from qmq_coordination.access_records import ACCESS, read_access
 from qmq_coordination.broker_groups import GROUPS, PRESENCE, REPLICAS, BrokerGroupState, ReplicaRecord
+from qmq_coordination.cluster_identity import CLUSTER
 from qmq_coordination.coordination_store import CoordinationStore, KeyListing, KeyValue, WatchedChanges
 from qmq_coordination.delivery_settings import PAUSES, SETTINGS, DeliverySettings
 from qmq_coordination.ordered_records import ASSIGNMENTS, FENCES, MEMBERS, ROUTES, Fence, MemberRecord, OrderedState
@@ -218,7 +219,11 @@ def _change(keys: list[str], created: set[str]) -> ViewChange:
     return ViewChange(
         frozenset(
             [key[len(SUBJECTS) :] for key in keys if key.startswith(SUBJECTS)]
-            + [key[len(ROUTES) :].partition("/")[0] for key in keys if key.startswith(ROUTES) and key.endswith("/latest")]
+            + [
+                key[len(ROUTES) :].partition("/")[0]
+                for key in keys
+                if key.startswith(ROUTES) and (key.endswith("/latest") or "/stale/" in key)
+            ]
         ),
         frozenset(key[len(GROUPS) :].rpartition("/")[0] for key in keys if key.startswith(GROUPS)),
         frozenset(key.split("/", 3)[3].partition("/")[0] for key in keys if key.startswith((REPLICAS, PRESENCE))),
@@ -256,6 +261,7 @@ class ClusterView:
         self._picture = Picture()
         self._callbacks: list[OnChange] = []
         self._heard_s = self._listed_s = monotonic_s()
+        self._went_back = ""
         self._tasks: list[asyncio.Task[None]] = []
 
     # --- reading -------------------------------------------------------------------------------------------------------
@@ -328,9 +334,20 @@ class ClusterView:
         return self._picture.access
 
     @property
+    def cluster(self) -> str:
+        """The identity of the cluster; empty until a server has written it."""
+        item = self._picture.items.get(CLUSTER)
+        return "" if item is None else item.value.decode("ascii", "replace")
+
+    @property
     def revision(self) -> int:
         """The revision up to which all changes are known."""
         return self._picture.revision
+
+    @property
+    def went_back(self) -> str:
+        """Not empty if the store answered with an older revision than it had: its data was put back. The view stays as it is."""
+        return self._went_back
 
     @property
     def silent_ms(self) -> int:
@@ -358,7 +375,11 @@ class ClusterView:
 
     async def refresh(self) -> None:
         """List all keys again. Raises CoordinationError."""
+        known = self._picture.revision
         listing = await self._store.list(ROOT)
+        if listing.revision < known and not self._went_back:
+            self._went_back = f"its revision was {known}, and is {listing.revision}"
+            log.critical("the data of the coordination store was put back: %s. docs/BACKUP.md says what to do", self._went_back)
         self._heard_s = self._listed_s = self._monotonic_s()
         self._tell(self._picture.show(listing))
 
@@ -369,6 +390,18 @@ class ClusterView:
         if item is not None:
             self._tell(self._picture.learn(item))
         return item
+
+    async def read_back(self, *keys: str) -> None:
+        """Read keys after a change, so that this process sees its own change at once; without keys, all, which shows deletions, too. The
+        change is made already: if the store does not answer now, the watch brings the keys, and no error is raised.
+        """
+        try:
+            for key in keys:
+                await self.fetch(key)
+            if not keys:
+                await self.refresh()
+        except CoordinationError as failure:
+            log.info("reading a change back failed, the watch will deliver it: %s", failure)
 
     def _tell(self, change: ViewChange) -> None:
         if not change:
@@ -400,6 +433,7 @@ class ClusterView:
     async def _probe(self) -> None:
         while True:
             await asyncio.sleep(self._probe_s * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
+            known = self._picture.revision
             try:
                 revision = (await self._store.list(PROBE)).revision
             except CoordinationError as failure:
@@ -409,7 +443,8 @@ class ClusterView:
                 log.exception("reading the coordination store's revision failed")
                 continue
             self._heard_s = self._monotonic_s()
-            if revision != self._picture.revision and self._heard_s - self._listed_s >= self._relist_s:
+            is_old = self._heard_s - self._listed_s >= self._relist_s
+            if revision < known or (revision != self._picture.revision and is_old):
                 await self._relist()
 
     async def _relist(self) -> None:

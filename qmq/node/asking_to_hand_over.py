@@ -16,6 +16,7 @@ from qmq.network import Network
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
 from qmq.rpc import typed_error
+from qmq.server_name import ServerName, always
 
 CALL_S: Final = 5.0
 """The deadline of one answer. It is longer than a replica waits for its successor."""
@@ -23,12 +24,12 @@ AGAIN_S: Final = 0.2
 MASTER: Final = "master"
 
 
-async def hand_over(network: Network, address: str, wait_s: float) -> str:
-    """Ask until another replica leads, or there is no other voter. `address` is the replica's control port. Returns the group's master.
+async def hand_over(network: Network, address: str, replica: ServerName, wait_s: float) -> str:
+    """Ask until another replica leads, or there is no other voter. `address` is the `replica`'s control port. Returns the group's master.
 
     Raises Unavailable if no other replica has taken over after `wait_s`, or the replica does not answer; AccessDenied.
     """
-    channel = network.channel(address)
+    channel = network.channel(address, always(replica))
     stub = control_pb2_grpc.BrokerControlStub(channel)
     try:
         async with asyncio.timeout(wait_s) as limit:

@@ -33,11 +33,14 @@ from qmq.broker.group_rules import GroupRules, NoGroupRules
 from qmq.broker.group_status import SingleGroupStatus
 from qmq.broker.maintenance import TICK_S, Maintenance, stop_process
 from qmq.broker.ordered_writes import NoRouting, Routing
+from qmq.broker.replica_time import ReplicaTime
 from qmq.network import NETWORK, Network, RpcPort
 from qmq.node.broker_view import ViewRules
 from qmq.process_description import DescribeProcess
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.security.access_control import OpenAccess
+from qmq.server_name import ServerName
+from qmq.text_numbers import joined
 
 if TYPE_CHECKING:
     import grpc
@@ -58,6 +61,7 @@ class StandaloneBroker:
         view: ClusterView | None = None,
         routing: Routing | None = None,
         *,
+        time: ReplicaTime | None = None,
         kind: KindParts | None = None,
         network: Network = NETWORK,
         access: OpenAccess | None = None,
@@ -65,6 +69,8 @@ class StandaloneBroker:
         tick_s: float = TICK_S,
         process: DescribeProcess = pb.ProcessStatus,
     ) -> None:
+        """Without a `time` the broker's clock is trusted."""
+        self._time = time
         self._view = view
         self._routing = routing or NoRouting()
         self._kind = kind or KindParts()
@@ -74,12 +80,14 @@ class StandaloneBroker:
         self._tick_s = tick_s
         self._process = process
         self.broker = make_broker(self._make_parts)
-        self.data = DataServer(self.broker, network)
+        self.data = DataServer(self.broker, network, own=self._own_name)
         self.status = SingleGroupStatus(self.broker)
         self._control: RpcPort | None = None
 
     def _make_parts(self, broker: Broker) -> BrokerParts:
-        self.maintenance = Maintenance(broker, self._fatal, tick_s=self._tick_s)
+        self.maintenance = Maintenance(
+            broker, self._fatal, retention_before=self._time.before_ms if self._time is not None else None, tick_s=self._tick_s
+        )
         rules: GroupRules = NoGroupRules()
         if self._view is not None:
             rules = ViewRules(self._view, broker.config.retries, broker.look_again)
@@ -93,8 +101,14 @@ class StandaloneBroker:
             rules=rules,
         )
 
-    async def listen(self, host: str, data_port: int, control_port: int, also: AddServices | None = None) -> tuple[str, str]:
-        """Serve both ports, and return their addresses. Raises OSError if a port is taken."""
+    def _own_name(self) -> ServerName:
+        name = self.broker.config.name
+        return ServerName("" if self._view is None else self._view.cluster, name, name)
+
+    async def listen(
+        self, host: str, data_port: int, control_port: int, also: AddServices | None = None, *, advertise: str = ""
+    ) -> tuple[str, str]:
+        """Serve both ports, and return their addresses, with `advertise` as the host. Raises OSError if a port is taken."""
         await self.data.start(host, data_port)
         self.maintenance.start()
         self._control = await serve_control(
@@ -104,11 +118,13 @@ class StandaloneBroker:
             host,
             control_port,
             also=also,
+            time=self._time,
             network=self._network,
             access=self._access,
             process=self._process,
+            own=self._own_name,
         )
-        return f"{host}:{self.data.port}", f"{host}:{self._control.port}"
+        return joined(advertise or host, self.data.port), joined(advertise or host, self._control.port)
 
     async def stop(self) -> None:
         """Answer the requests under way. The caller closes the store."""

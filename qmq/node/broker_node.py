@@ -13,6 +13,7 @@ from qmq.node.replica_broker import ReplicaBroker
 from qmq.node.replica_config import ReplicaConfig
 from qmq.node.replica_context import ReplicaContext, open_context
 from qmq.node.replica_node import ReplicaNode
+from qmq.node.stale_routes import StaleRoutes
 from qmq.security.access_control import OpenAccess
 
 if TYPE_CHECKING:
@@ -40,20 +41,24 @@ class BrokerKind:
     def broker_parts(self, _: OpenAccess) -> KindParts:
         return KindParts()
 
-    def own_parts(self, replica: ReplicaBroker) -> NoParts:
-        return NoParts(GroupsSource(replica.broker, self._context.config.group))
+    def own_parts(self, replica: ReplicaBroker) -> BrokerOwnParts:
+        context = self._context
+        group = context.config.group
+        stale = StaleRoutes(replica.broker, context.view, context.coordination, group, context.environment.node_timing.stale_routes_s)
+        return BrokerOwnParts(GroupsSource(replica.broker, group), stale)
 
 
-class NoParts:
-    """The parts that only a broker group's replica has: the metrics of its consumer groups."""
+class BrokerOwnParts:
+    """The parts that only a broker group's replica has: the metrics of its consumer groups, and the check of its seals."""
 
     services = None
 
-    def __init__(self, source: GroupsSource) -> None:
+    def __init__(self, source: GroupsSource, stale: StaleRoutes) -> None:
         self.source = source
+        self._stale = stale
 
     def start(self) -> None:
-        pass
+        self._stale.start()
 
     def role_changed(self) -> None:
         pass
@@ -65,7 +70,7 @@ class NoParts:
         pass
 
     async def stop(self) -> None:
-        pass
+        await self._stale.stop()
 
 
 def broker_node(config: ReplicaConfig, coordination: CoordinationStore | None = None, *, environment: Environment = MACHINE) -> ReplicaNode:

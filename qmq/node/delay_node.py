@@ -9,7 +9,6 @@ The common parts of replicas are in `replica_node.py` and `replica_broker.py`. A
     broker          with DelayWork (qmq/delay/delay_broker.py), which sends due messages while it is master; it finds real-time brokers in
                     the coordination store
     projection      Schedule
-    clock           SteadyClock, which does not follow every jump, and TimeWitnesses, which compare it with other machines' clocks
     control port    DelayService
     if its schedule is incomplete: ScheduleTransfer, which copies another replica's
 """
@@ -17,7 +16,6 @@ The common parts of replicas are in `replica_node.py` and `replica_broker.py`. A
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -29,8 +27,6 @@ from qmq.delay.delay_broker import DelayWork, schedule_of
 from qmq.delay.delay_config import DelayConfig
 from qmq.delay.delay_service import DelayIdentity, DelayService
 from qmq.delay.schedule import Schedule
-from qmq.delay.time_witnesses import TimeWitnesses
-from qmq.delay.timekeeper import SteadyClock
 from qmq.log.log_config import LogConfig
 from qmq.log.store import Store
 from qmq.node import bootstrap
@@ -114,24 +110,11 @@ class DelayParts:
         self.work = work
         self._context = context
         self._locator = locator
-        self._witnesses: TimeWitnesses | None = None
-        if isinstance(context.clock, SteadyClock):  # the caller's clock is trusted
-            self._witnesses = TimeWitnesses(context.clock, self._witness_addresses, network=environment.network)
         self._transfer = ScheduleTransfer(
             replica, context.folder, environment.disk, Schedule, environment.fatal, environment.network, environment.node_timing
         )
 
-    def _witness_addresses(self) -> Iterator[str]:
-        """The other replicas first, then all other registered servers."""
-        yield from self._context.donors().values()
-        view = self._context.view
-        for state in view.groups():
-            if state.name != self._context.config.group:
-                yield from [each.control_address for each in view.present(state.name).values()]
-
     def start(self) -> None:
-        if self._witnesses is not None:
-            self._witnesses.start()
         self._transfer.start()
 
     def role_changed(self) -> None:
@@ -146,8 +129,6 @@ class DelayParts:
     async def stop(self) -> None:
         """Stop the deliveries first, because the next master sends unanswered plans again."""
         await self._transfer.stop()
-        if self._witnesses is not None:
-            await self._witnesses.stop()
         await self.work.stop()
         self._locator.close()
 
@@ -159,5 +140,5 @@ def delay_node(
     InvalidArgument for impossible settings.
     """
     settings = bootstrap.check_settings(config.settings)
-    context = open_context(config, coordination, environment, environment.clock or SteadyClock())
+    context = open_context(config, coordination, environment)
     return ReplicaNode(context, DelayKind(context, settings, config.delay))

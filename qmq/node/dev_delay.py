@@ -17,13 +17,11 @@ from qmq_coordination.view import ClusterView
 from qmq.broker.broker import Broker, MakeParts
 from qmq.broker.broker_config import BrokerConfig
 from qmq.broker.maintenance import stop_process
-from qmq.clock import Clock
+from qmq.broker.replica_time import ReplicaTime
 from qmq.delay.delay_broker import DelayWork
 from qmq.delay.delay_config import DelayConfig
 from qmq.delay.delay_service import DelayIdentity, DelayService
 from qmq.delay.schedule import Schedule
-from qmq.delay.time_witnesses import TimeWitnesses
-from qmq.delay.timekeeper import SteadyClock
 from qmq.errors import LogDamaged
 from qmq.log.disk import Disk
 from qmq.log.log_config import LogConfig
@@ -56,12 +54,12 @@ class DelayPart:
         view: ClusterView,
         *,
         progress: Progress,
-        clock: Clock | None = None,
+        time: ReplicaTime,
         network: Network = NETWORK,
         access: OpenAccess | None = None,
         process: DescribeProcess = pb.ProcessStatus,
     ) -> None:
-        self.clock: Clock = clock or SteadyClock()
+        self.clock = time.clock
         disk = Disk()
         schedule = Schedule(folder / SCHEDULE, disk, settings.bucket_ms)
         store = open_store(folder, log, self.clock, disk=disk, progress=progress, projection=schedule)
@@ -77,11 +75,8 @@ class DelayPart:
             loop = asyncio.get_running_loop()
             return Broker(store, view.subject, self.clock, broker, loop, make_parts=make_parts, is_serving=False)
 
-        self._part = SingleReplica(make_broker, coordination, view, network=network, access=access, process=process, kind=kind)
+        self._part = SingleReplica(make_broker, coordination, view, network=network, access=access, process=process, time=time, kind=kind)
         self.broker = self._part.broker
-        self._witnesses: TimeWitnesses | None = None
-        if isinstance(self.clock, SteadyClock):
-            self._witnesses = TimeWitnesses(self.clock, lambda: ())  # no time witnesses, because everything is on one machine
         files = ReplicaScheduleFiles(folder, lambda: True)
         identity = DelayIdentity(broker.name, broker.name, settings.bucket_ms)
         self._service = DelayService(identity, lambda: self.work.admin if self.broker.is_serving else None, files)
@@ -89,12 +84,10 @@ class DelayPart:
     def _links(self) -> Links:
         return self._locator.links("qmq-delay/dev")
 
-    async def start(self, host: str, data_port: int, control_port: int) -> None:
+    async def start(self, host: str, data_port: int, control_port: int, *, advertise: str = "") -> None:
         """Serve clients. Raises OSError if a port is taken."""
-        if self._witnesses is not None:
-            self._witnesses.start()
         self.broker.serve(self.broker.store)
-        await self._part.start(host, data_port, control_port, also=self._service.add_to)
+        await self._part.start(host, data_port, control_port, also=self._service.add_to, advertise=advertise)
 
     @property
     def data_port(self) -> int:
@@ -108,8 +101,6 @@ class DelayPart:
         """Stop delivering and accepting messages."""
         await self._part.retire()
         await self.work.stop()
-        if self._witnesses is not None:
-            await self._witnesses.stop()
         self._locator.close()
 
     async def stop(self) -> None:

@@ -3,6 +3,7 @@
 DATA/coordination.db        what a cluster keeps in etcd
 DATA/broker/                the broker's store (qmq/log/store.py)
 DATA/delay/                 the delay server's store, with its schedule
+DATA/retention-time.json    the time by which retention counts (qmq/log/retention_time.py)
 DATA/gateway/               the authority and the certificate of the gateway for RocketMQ's clients
 """
 
@@ -15,11 +16,14 @@ from typing import TYPE_CHECKING, Final
 
 from qmq_coordination.access_records import ensure_server_token
 from qmq_coordination.broker_groups import DelaySettings
+from qmq_coordination.cluster_identity import ensure_cluster
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.view import ClusterView
+from qmq_replication.replica_identity import boot_id
 
 from qmq.broker.broker import Broker, MakeParts
 from qmq.broker.broker_config import BrokerConfig
+from qmq.broker.replica_time import ReplicaTime
 from qmq.clock import Clock, SystemClock
 from qmq.delay.delay_config import DelayConfig
 from qmq.log.disk import Disk
@@ -43,6 +47,8 @@ from qmq.private_files import make_private
 from qmq.security.access_config import AccessConfig
 from qmq.security.audit import AuditLog
 from qmq.security.cluster_access import follow_access, server_network
+from qmq.text_numbers import joined
+from qmq.timekeeper import SteadyClock
 
 if TYPE_CHECKING:
     from qmq.metrics.endpoint import MetricsServer
@@ -67,6 +73,8 @@ class NodeConfig:
     meta_port: int = 20880
     data_port: int = 20881
     control_port: int = 20882
+    advertise: str = field(default="", kw_only=True)
+    """The host by which clients reach the node; empty means `host`."""
     auto_create: bool = True
     log: LogConfig = field(default_factory=LogConfig)
     broker: BrokerConfig = field(default_factory=BrokerConfig)
@@ -105,8 +113,8 @@ class Node:
         self._given_network = network
         self.config = config
         self._progress = progress
-        self._clock = clock or SystemClock()
-        self._told_clock = clock
+        self._wall = clock or SystemClock()
+        self._clock = clock or SteadyClock()
 
     async def start(self) -> None:
         """Recover, then serve.
@@ -120,7 +128,7 @@ class Node:
         self.view = ClusterView(self.coordination, relist_s=RELIST_S)
         self._network = server_network(self._given_network, self.view)
         self._audit = audit_subject_of(config.access, self.coordination, self.view, self._network, "dev")
-        self.access = follow_access(self.view, config.access, AuditLog(sink=self._audit), self._clock)
+        self.access = follow_access(self.view, config.access, AuditLog(sink=self._audit), self._wall)
         self._process = process_status(config.host, credentials=self._network.credentials)
         self.delay: DelayPart | None = None
         self.metrics: MetricsServer | None = None
@@ -128,6 +136,7 @@ class Node:
         await self.view.start()
         try:
             await ensure_server_token(self.coordination)
+            await ensure_cluster(self.coordination)
             await self._open()
         except BaseException:
             await self.view.stop()
@@ -135,7 +144,7 @@ class Node:
             raise
         meta = MetaConfig(config.host, config.meta_port, config.auto_create)
         self._meta = MetaServer(
-            self.coordination, self.view, meta, clock=self._clock, network=self._network, access=self.access, process=self._process
+            self.coordination, self.view, meta, clock=self._wall, network=self._network, access=self.access, process=self._process
         )
         try:
             await self._listen()
@@ -147,10 +156,11 @@ class Node:
         config = self.config
         name = config.broker.name
         await bootstrap.found(self.coordination, name, (name,), None)
+        self._time = ReplicaTime(self._clock, config.data, self._disk or Disk(), boot_id())  # nobody is asked: all is on one machine
         self.store = open_store(config.data / "broker", config.log, self._clock, disk=self._disk, progress=self._progress)
         routing = ViewRouting(self.view, name)
         self._part = SingleReplica(
-            self._make_broker, self.coordination, self.view, routing, self._network, self.access, process=self._process
+            self._make_broker, self.coordination, self.view, routing, self._network, self.access, process=self._process, time=self._time
         )
         self.broker = self._part.broker
         if config.delay:
@@ -180,7 +190,7 @@ class Node:
             self.coordination,
             self.view,
             progress=self._progress,
-            clock=self._told_clock,
+            time=self._time,
             network=self._network,
             access=self.access,
             process=self._process,
@@ -188,9 +198,11 @@ class Node:
 
     async def _listen(self) -> None:
         config = self.config
-        await self._part.start(config.host, config.data_port, config.control_port)
+        self._time.begin(self.store.last_time_ms)
+        self._time.start()
+        await self._part.start(config.host, config.data_port, config.control_port, advertise=config.advertise)
         if self.delay is not None:
-            await self.delay.start(config.host, config.delay_data_port, config.delay_control_port)
+            await self.delay.start(config.host, config.delay_data_port, config.delay_control_port, advertise=config.advertise)
         await self.view.refresh()
         await self._meta.start()
         if self._audit is not None:
@@ -227,12 +239,12 @@ class Node:
     @property
     def address(self) -> str:
         """The metaserver's address, for clients."""
-        return f"{self.config.host}:{self.meta_port}"
+        return joined(self.config.advertise or self.config.host, self.meta_port)
 
     @property
     def data_address(self) -> str:
         """The broker's data port."""
-        return f"{self.config.host}:{self._part.data_port}"
+        return joined(self.config.advertise or self.config.host, self._part.data_port)
 
     async def stop(self) -> None:
         """Finish requests, then close so that the next start replays nothing."""
@@ -242,6 +254,7 @@ class Node:
             await self.gateway.stop()
         if self._audit is not None:
             await self._audit.stop()
+        await self._time.stop()
         if self.delay is not None:
             await self.delay.retire()
         await self._part.retire()

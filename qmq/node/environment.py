@@ -26,7 +26,7 @@ from qmq.security.tls_network import ServerNetwork, TlsNetwork
 @dataclass(frozen=True, slots=True)
 class Environment:
     clock: Clock | None = None
-    """None means the system's clock; on a delay server, a clock that does not follow every jump (qmq/delay/timekeeper.py)."""
+    """Is trusted. None means a clock that does not follow every jump of the machine's (qmq/broker/replica_time.py)."""
     steady: Clock = field(default_factory=SystemClock)
     """The clock whose monotonic time is for heartbeats and elections."""
     disk: Disk = field(default_factory=Disk)

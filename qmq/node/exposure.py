@@ -12,16 +12,18 @@ docs/SECURITY.md says what is protected and what is not.
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from qmq_coordination.etcd.endpoints import parse_endpoint
 
 from qmq.errors import InvalidArgument
-from qmq.network import is_local
+from qmq.network import host_of, is_local
 from qmq.node.etcd_options import EtcdOptions
 from qmq.security.tls import Tls
 
 log = logging.getLogger("qmq.node")
+
+EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 - addresses to listen on, not to connect to
 
 
 class Weakness(NamedTuple):
@@ -36,6 +38,15 @@ def _is_guarded(host: str, tls: Tls | None) -> bool:
     return is_local(host) or (tls is not None and tls.requires_clients)
 
 
+def require_reachable(host: str, advertise: str) -> None:
+    """Raise InvalidArgument if clients of a server that listens on `host` are told an address to which nobody can connect."""
+    if not advertise and host in EVERYWHERE:
+        raise InvalidArgument(
+            f"clients cannot connect to {host}, on which this server listens: --advertise HOST (QMQ_ADVERTISE) is the name or address "
+            "by which they reach it, for example the container's name for other containers, or localhost with published ports"
+        )
+
+
 def weaknesses(host: str, etcd: EtcdOptions | None = None, tls: Tls | None = None) -> list[Weakness]:
     """The weaknesses of a server that listens on `host` and gives its password to `etcd`. Raises InvalidArgument for
     a malformed endpoint.
@@ -48,7 +59,7 @@ def weaknesses(host: str, etcd: EtcdOptions | None = None, tls: Tls | None = Non
     if etcd is not None and etcd.password is not None:
         has_tls_files = any((etcd.ca, etcd.cert, etcd.key))
         endpoints = [parse_endpoint(text, has_tls_files=has_tls_files) for text in etcd.endpoints]
-        plain = [each.address for each in endpoints if not each.is_tls and not is_local(each.address.rpartition(":")[0])]
+        plain = [each.address for each in endpoints if not each.is_tls and not is_local(host_of(each.address))]
         if plain:
             what = f"etcd's password would go to {', '.join(plain)} in clear text"
             found.append(Weakness(what, "https:// endpoints, or --etcd-ca, keep it secret"))

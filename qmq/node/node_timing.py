@@ -12,6 +12,10 @@ class NodeTiming:
 
     known_wait_s: float = 3.0
     """The time that a replica that knows its group waits for the coordination store, before it starts without the store."""
+    generation_s: float = 60.0
+    """How often a replica that works registers its next generation."""
+    stale_routes_s: float = 5.0
+    """How often a master compares its seals with the routes in the coordination store."""
     view_retry_s: float = 0.1
     """Pause before the coordination store is listed again; doubled after each failure."""
     view_retry_s_max: float = 5.0

@@ -21,6 +21,7 @@ from qmq.broker.control import serve_control
 from qmq.broker.data_server import DataServer
 from qmq.broker.maintenance import Maintenance
 from qmq.broker.ordered_writes import Routing
+from qmq.broker.replica_time import ReplicaTime
 from qmq.log.recent_writes import Place
 from qmq.log.recovery import whole_from
 from qmq.log.store import Store
@@ -34,6 +35,8 @@ from qmq.node.store_opening import ProjectionFolder, StoreOpener
 from qmq.node.write_lease import WriteLease
 from qmq.process_description import DescribeProcess
 from qmq.security.access_control import OpenAccess
+from qmq.server_name import ServerName
+from qmq.text_numbers import joined
 
 if TYPE_CHECKING:
     from qmq.log.projection import Projection
@@ -110,10 +113,12 @@ class ReplicaBroker:
         identity: ReplicaIdentity,
         membership: ReplicaMembership,
         *,
+        time: ReplicaTime,
         access: OpenAccess,
         process: DescribeProcess,
     ) -> None:
         self._kind = kind
+        self._time = time
         self._context = context
         self._opener = opener
         self._identity = identity
@@ -134,7 +139,7 @@ class ReplicaBroker:
             make_parts=self._make_parts,
             is_serving=False,
         )
-        self.data = DataServer(self.broker, context.environment.network)
+        self.data = DataServer(self.broker, context.environment.network, own=self._own_name)
         self.status = ReplicaStatus(self.broker, self.driver, context.environment.steady)
         self.own = kind.own_parts(self)
         self._control: RpcPort | None = None
@@ -142,7 +147,7 @@ class ReplicaBroker:
     def _make_parts(self, broker: Broker) -> BrokerParts:
         context, identity, environment = self._context, self._identity, self._context.environment
         coordinator = Coordinator(context.coordination, identity.group, self.master_record, lambda: secrets.token_hex(8))
-        self.maintenance = Maintenance(broker, environment.fatal, holds_back=self.must_hold_back)
+        self.maintenance = Maintenance(broker, environment.fatal, holds_back=self.must_hold_back, retention_before=self._time.before_ms)
         self.repair = BackgroundRepair(
             broker,
             context.donors,
@@ -185,6 +190,9 @@ class ReplicaBroker:
             ViewRules(context.view, broker.config.retries, broker.look_again),
         )
 
+    def _own_name(self) -> ServerName:
+        return self._context.server_name(self._identity.replica)
+
     # --- addresses -----------------------------------------------------------------------------------------------------
 
     def master_record(self) -> MasterRecord:
@@ -193,13 +201,13 @@ class ReplicaBroker:
 
     @property
     def data_address(self) -> str:
-        return f"{self._advertised_host}:{self.data.port}"
+        return joined(self._advertised_host, self.data.port)
 
     @property
     def control_address(self) -> str:
-        return f"{self._advertised_host}:{self._control.port if self._control is not None else 0}"
+        return joined(self._advertised_host, self._control.port if self._control is not None else 0)
 
-    def donors(self) -> dict[str, str]:
+    def donors(self) -> dict[ServerName, str]:
         """Control addresses of the other replicas."""
         return self._context.donors()
 
@@ -246,10 +254,12 @@ class ReplicaBroker:
             self._host,
             control_port,
             also=self.own.services,
+            time=self._time,
             wall=self._context.environment.clock,
             network=self._context.environment.network,
             access=self._access,
             process=self._process,
+            own=self._own_name,
         )
 
     def start(self) -> None:

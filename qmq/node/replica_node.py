@@ -16,14 +16,14 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from qmq_coordination.access_records import ensure_server_token
 from qmq_coordination.broker_groups import Mode, ReplicaRecord
-from qmq_coordination.replica_registration import Registration
 from qmq_coordination.view import ViewChange
 from qmq_replication import replica_identity as identities
 from qmq_replication.coordinator import SECRET, find_secret
 from qmq_replication.replica_membership import ReplicaMembership
 
+from qmq.broker.replica_time import ReplicaTime
+from qmq.clock import SystemClock
 from qmq.errors import CoordinationError, DiskFull, QmqError
 from qmq.log.checkpoint_writing import close_store
 from qmq.log.log_config import Flush
@@ -39,10 +39,12 @@ from qmq.node.process_status import process_status
 from qmq.node.replica_broker import ReplicaBroker, ReplicaKind
 from qmq.node.replica_context import ReplicaContext
 from qmq.node.replica_readiness import of_replica
+from qmq.node.replica_registering import ReplicaRegistering
 from qmq.node.store_opening import StoreOpener
 from qmq.private_files import make_private
 from qmq.security.audit import AuditLog
 from qmq.security.cluster_access import follow_access
+from qmq.text_numbers import joined
 from qmq.tiering.object_store import READ_RETRY_S, READ_S, open_objects
 from qmq.tiering.segment_copier import SegmentCopier
 from qmq.tiering.stored_beginning import StoredBeginnings
@@ -75,7 +77,7 @@ class ReplicaNode:
         self._audit = audit_subject_of(
             config.access, context.coordination, self.view, environment.network, f"{config.group}/{config.replica}"
         )
-        self.access = follow_access(self.view, config.access, AuditLog(sink=self._audit), context.clock)
+        self.access = follow_access(self.view, config.access, AuditLog(sink=self._audit), environment.clock or SystemClock())
         self._copier: SegmentCopier | None = None
         self.metrics: MetricsServer | None = None
 
@@ -85,7 +87,7 @@ class ReplicaNode:
         """Recover, then join the group.
 
         Raises: FolderInUse: another process has the folder. InvalidArgument: the group is of another kind. LogDamaged: acknowledged data is
-        damaged, and no other replica could repair it. OSError: a port is taken.
+        damaged, and no other replica could repair it. OSError: a port is taken. WrongServer: the coordination store is another cluster's.
         """
         config = self.config
         make_private(config.data)
@@ -103,11 +105,13 @@ class ReplicaNode:
             await self.coordination.close()
             raise
         self._judge_past(store, is_new=found is None)
+        self._time = self._make_time()
         self._running = self._assemble(store)
         self.broker, self.driver, self.standing = self._running.broker, self._running.driver, self._running.status
+        self._time.begin(store.last_time_ms)
         self._copier = self._make_copier()
         await self._running.listen(config.data_port, config.control_port)
-        self._take_part()
+        await self._take_part()
         if self._audit is not None:
             self._audit.start()
         self.metrics = await serving.serve(
@@ -127,8 +131,21 @@ class ReplicaNode:
             self._opener,
             self._identity,
             self._membership,
+            time=self._time,
             access=self.access,
             process=process_status(config.host, config.etcd, self._environment.network.credentials),
+        )
+
+    def _make_time(self) -> ReplicaTime:
+        return ReplicaTime(
+            self._context.clock,
+            self._context.folder,
+            self._environment.disk,
+            identities.boot_id(),
+            addresses=self._context.witnesses,
+            voters=lambda: len(self.driver.core.state.membership.voters),
+            is_delay=self._kind.settings is not None,
+            network=self._environment.network,
         )
 
     def _beginnings(self) -> StoredBeginnings | None:
@@ -147,6 +164,7 @@ class ReplicaNode:
             self._objects,
             self.config.group,
             self._environment.fatal,
+            lambda: self.view.group(self.config.group).lineage,
             indexes=self.config.log.is_local_retention_set,
         )
 
@@ -166,7 +184,8 @@ class ReplicaNode:
             pause_s = min(pause_s * 2, timing.view_retry_s_max)
 
     async def _join(self) -> ReplicaMembership:
-        """The group's members. Checks that the group is of our kind."""
+        """The group's members. Checks that the cluster is ours, and the group of our kind."""
+        identities.require_cluster(self._identity, self.view.cluster)
         config, known, settings = self.config, self._identity.members(), self._kind.settings
         if known is None:
             known = await bootstrap.found(self.coordination, config.group, config.replicas, settings)
@@ -197,20 +216,26 @@ class ReplicaNode:
             is_whole, promised = False, epoch
         if past.is_whole and not is_whole:
             log.warning("this replica may lack entries that it acknowledged: it does not vote until it has caught up with a master")
-        self._identity = replace(past, is_whole=is_whole, promised=promised, boot=boot)
-        self._context.save(self._identity)
+        self._identity = replace(past, is_whole=is_whole, promised=promised, boot=boot)  # the driver saves it before it takes part
 
-    def _take_part(self) -> None:
+    async def _take_part(self) -> None:
         config, running = self.config, self._running
         record = ReplicaRecord(config.replica, config.group, running.data_address, running.control_address, self._identity.folder)
-        self._registration = Registration(self.coordination, record)
-        self._registering = asyncio.ensure_future(self._register())
-        self.view.on_change(self._changed)
+        self._registering = ReplicaRegistering(self.coordination, self.driver, record, self._environment.node_timing)
+        self.standing.older_store = lambda: self._stale_routes() or self._registering.older_store or self.view.went_back
+        self._unfollow = self.view.on_change(self._changed)
         self._changed(ViewChange())
+        self._time.start()
+        await self._registering.start()
         running.start()
         if self._copier is not None:
             self._copier.start()
         running.own.start()
+
+    def _stale_routes(self) -> str:
+        """What the coordination store has forgotten of this group's seals; empty if nothing."""
+        found = ((config.name, state.stale.get(self.config.group)) for config, state in self.view.ordered_subjects())
+        return next((f"subject {subject}: {what}" for subject, what in found if what is not None), "")
 
     def readiness(self) -> Readiness:
         """The state for /readyz."""
@@ -225,6 +250,7 @@ class ReplicaNode:
             self.standing.describe,
             self._running.roles,
             lambda: self.driver.refused,
+            self._time,
         )
         return [
             *shared,
@@ -238,18 +264,7 @@ class ReplicaNode:
     def _tiering_sources(self) -> list[FigureSource]:
         if self._copier is None or self._stored is None:
             return []
-        return [TieringSource(self._copier, self._stored, lambda: self.broker.store.messages.local_bytes, self.config.group)]
-
-    async def _register(self) -> None:
-        while True:
-            try:
-                await ensure_server_token(self.coordination)
-                self.driver.know_secret(await find_secret(self.coordination, self.config.group))
-                await self._registration.start()
-                return
-            except (CoordinationError, DiskFull) as failure:
-                log.warning("registering this replica failed, trying again: %s", failure)
-                await asyncio.sleep(1)
+        return [TieringSource(self._copier, self._stored, lambda: self.broker.store.messages, self.config.group)]
 
     # --- while it runs -------------------------------------------------------------------------------------------------
 
@@ -260,24 +275,26 @@ class ReplicaNode:
         addresses = {name: each.data_address for name, each in records.items() if name != self.config.replica}
         addresses = {**self.driver.identity.addresses, **addresses}
         self.driver.mesh.update(addresses)
-        master_address = state.master.data_address if state.master is not None else None
+        master_address = None
+        if state.master is not None:  # the record of a former master may stay until its lease ends: then this is not where to go
+            master_address = state.master.data_address if state.master.replica != self.config.replica else ""
         is_read_only = state.mode is Mode.READ_ONLY
         self.broker.cluster_changed(is_read_only=is_read_only, master_address=master_address, subjects=change.subjects)
         if SECRET in state.items:
             self.driver.know_secret(state.items[SECRET].value)
         if state.members is not None:
             membership = ReplicaMembership.decode(state.members)
-            self.driver.tell(lambda now_ms: self.driver.core.looked_up(now_ms, state.claim.epoch, membership))
-            self.driver.tell(lambda _: self.driver.remember(self.driver.core.state.membership, addresses))
+            self.driver.tell("members", lambda now_ms: self.driver.core.looked_up(now_ms, state.claim.epoch, membership))
+            self.driver.tell("addresses", lambda _: self.driver.remember(self.driver.core.state.membership, addresses))
         if state.master is None and state.claim.epoch:
-            self.driver.tell(lambda now_ms: self.driver.core.master_gone(now_ms))
+            self.driver.tell("no master", lambda now_ms: self.driver.core.master_gone(now_ms))
 
     # --- the end -------------------------------------------------------------------------------------------------------
 
     @property
     def address(self) -> str:
         """Host and port of the data port."""
-        return f"{self.config.host}:{self._running.data.port}"
+        return joined(self.config.host, self._running.data.port)
 
     async def stop(self, *, abruptly: bool = False) -> None:
         """Hand the mastership over if this replica has it, answer requests under way, and close so that the next start replays little.
@@ -288,6 +305,7 @@ class ReplicaNode:
             await self.metrics.stop()
         if self._audit is not None:
             await self._audit.stop()
+        await self._time.stop()
         if self._running.is_master and not abruptly:
             try:
                 await self._running.hand_over()
@@ -296,13 +314,13 @@ class ReplicaNode:
         self.broker.begin_stop()
         if self._copier is not None:
             await self._copier.stop()
-        for task in (self._registering, self._viewing):
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        self._viewing.cancel()
+        await asyncio.gather(self._viewing, return_exceptions=True)
         await self._running.repair.stop()
         self._opener.stop()
+        self._unfollow()  # a change of the view would connect the stopped driver to its peers again
         await self.driver.stop()
-        await self._registration.stop()
+        await self._registering.stop()
         await self._running.stop_serving(abruptly=abruptly)
         await self.view.stop()
         await self.coordination.close()
@@ -316,7 +334,7 @@ class ReplicaNode:
     def _close_store(self) -> None:
         store = self.broker.store
         try:
-            if store.committed_index >= store.applied_index and not self._running.must_hold_back() and not store.unwritten:
+            if store.committed_index >= store.applied_index and not self._running.must_hold_back() and not store.unwritten.waits:
                 close_store(store)
                 self._context.save(replace(self.driver.identity, boot=identities.CLEAN))
             else:

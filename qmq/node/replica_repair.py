@@ -39,6 +39,7 @@ from qmq.network import NETWORK, Network
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
 from qmq.rpc import typed_error
+from qmq.server_name import ServerName, always
 
 log = logging.getLogger("qmq.node")
 
@@ -109,48 +110,48 @@ class Donor:
 
 
 async def ask(
-    addresses: Mapping[str, str], damage: LogDamaged, fits: Callable[[bytes], bool] = bool, network: Network = NETWORK
+    addresses: Mapping[ServerName, str], damage: LogDamaged, fits: Callable[[bytes], bool] = bool, network: Network = NETWORK
 ) -> bytes | None:
     """Get entries that `fits` accepts, from the damage on, from the first replica (by control address) that has them."""
     for name, address in addresses.items():
-        async with network.channel(address) as channel:
+        async with network.channel(address, always(name)) as channel:
             donor = Donor(control_pb2_grpc.BrokerControlStub(channel), damage)
             try:
                 while len(donor.data) < HOLE_BYTES_MAX and await donor.more():
                     if fits(donor.data):
                         return donor.data
             except grpc.RpcError as cause:
-                log.warning("replica %s cannot repair the damage at %d: %s", name, damage.position, typed_error(cause, address))
+                log.warning("replica %s cannot repair the damage at %d: %s", name.replica, damage.position, typed_error(cause, address))
             else:
                 log.warning(
                     "the entries of replica %s at %d of the %s log belong to another history and cannot repair this log",
-                    name,
+                    name.replica,
                     damage.position,
                     _NAMES[damage.log],
                 )
     return None
 
 
-async def ask_entry(addresses: Mapping[str, str], position: int, network: Network = NETWORK) -> PendingEntry | None:
+async def ask_entry(addresses: Mapping[ServerName, str], position: int, network: Network = NETWORK) -> PendingEntry | None:
     """Get the entry at a position of the message log from the first replica (by control address) that has it."""
     place = LogDamaged("", log=MESSAGES, position=position)
     for name, address in addresses.items():
-        async with network.channel(address) as channel:
+        async with network.channel(address, always(name)) as channel:
             donor = Donor(control_pb2_grpc.BrokerControlStub(channel), place)
             try:
                 found = parse(MESSAGES, position, donor.data) if await donor.more() else None
                 if found:
                     return found[0]
             except grpc.RpcError as cause:
-                log.warning("replica %s does not give its entry at %d: %s", name, position, typed_error(cause, address))
+                log.warning("replica %s does not give its entry at %d: %s", name.replica, position, typed_error(cause, address))
     return None
 
 
-async def answering_replicas(addresses: Mapping[str, str], damage: LogDamaged, network: Network = NETWORK) -> int:
+async def answering_replicas(addresses: Mapping[ServerName, str], damage: LogDamaged, network: Network = NETWORK) -> int:
     """The number of these replicas that answer for the damaged place, even if they are damaged there, too."""
     count = 0
-    for address in addresses.values():
-        async with network.channel(address) as channel:
+    for name, address in addresses.items():
+        async with network.channel(address, always(name)) as channel:
             try:
                 await Donor(control_pb2_grpc.BrokerControlStub(channel), damage).more()
             except grpc.RpcError as cause:
@@ -251,7 +252,7 @@ def mend(segments: Segments, damage: LogDamaged, data: bytes, knows: Knows = _kn
     return True
 
 
-async def repair(addresses: Mapping[str, str], store: Store, damage: LogDamaged, network: Network = NETWORK) -> bool:
+async def repair(addresses: Mapping[ServerName, str], store: Store, damage: LogDamaged, network: Network = NETWORK) -> bool:
     """Repair damage of an open store from the replicas at these control addresses. Raises FlushFailed, DiskFull."""
     segments = store.logs[damage.log]
     cuts = segments.cuts
@@ -264,7 +265,7 @@ async def repair(addresses: Mapping[str, str], store: Store, damage: LogDamaged,
 
 
 async def repair_folder(
-    addresses: Mapping[str, str],
+    addresses: Mapping[ServerName, str],
     folder: Path,
     segment_bytes: int,
     damage: LogDamaged,
@@ -308,7 +309,7 @@ class BackgroundRepair:
     def __init__(
         self,
         broker: Repaired,
-        donors: Callable[[], Mapping[str, str]],
+        donors: Callable[[], Mapping[ServerName, str]],
         is_opening: Callable[[], bool],
         network: Network,
         fatal: Callable[[BaseException], None],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from qmq_replication.driver import Driver
@@ -11,7 +12,7 @@ from qmq_replication.replica_membership import ReplicaMembership
 
 from qmq.broker.broker import Broker
 from qmq.clock import Clock
-from qmq.errors import InvalidArgument, NotMaster, Unavailable
+from qmq.errors import InvalidArgument, NotMaster, Outcome, Unavailable
 from qmq.model import check_name
 from qmq.node import replica_repair
 from qmq.node.write_hold import WriteHold
@@ -30,6 +31,8 @@ class ReplicaStatus:
         self._driver = driver
         self._clock = clock
         self._hold = WriteHold(broker, driver)
+        self.older_store: Callable[[], str] = str
+        """Tells what the coordination store has forgotten; empty if nothing."""
 
     def _leader(self) -> Leader:
         core = self._driver.core
@@ -60,6 +63,8 @@ class ReplicaStatus:
             learners=members.learners,
             peers=self._peers(core.leader),
             is_serving=self._broker.is_serving,
+            fork=core.fork,
+            older_store=self.older_store(),
         )
 
     def _peers(self, leader: Leader | None) -> list[pb.Peer]:
@@ -105,7 +110,8 @@ class ReplicaStatus:
                 while driver.core.master != target:  # noqa: ASYNC110
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
-            raise Unavailable(f"{target} did not take over within {TRANSFER_S} s: is it up to date and reachable?") from None
+            text = f"{target} did not take over within {TRANSFER_S} s: is it up to date and reachable?"
+            raise Unavailable(text, outcome=Outcome.UNKNOWN) from None
         finally:
             leader.transfer_to = ""
             if driver.core.leader is leader:
@@ -116,14 +122,14 @@ class ReplicaStatus:
 
     async def change(self, *, add: str = "", remove: str = "") -> pb.ChangeReplicasResponse:
         """Add a replica (first as a learner, which becomes a voter automatically), or remove one. Raises NotMaster, InvalidArgument,
-        Unavailable.
+        NoQuorum, Unavailable.
         """
         leader, driver = self._leader(), self._driver
         if bool(add) == bool(remove):
             raise InvalidArgument("name the replica to add or to remove")
         before = driver.core.state.membership
         after = before.with_learner(check_name("replica", add)) if add else before.without(remove)
-        driver.act(lambda _: leader.propose(after))
+        driver.act(lambda now_ms: leader.propose(after, now_ms))
         await self._until_changed(driver, leader, after)
         members = driver.core.state.membership
         return pb.ChangeReplicasResponse(membership_version=members.version, voters=members.voters, learners=members.learners)
@@ -133,10 +139,14 @@ class ReplicaStatus:
             async with asyncio.timeout(CHANGE_S):
                 while driver.core.state.membership.version < after.version:
                     if driver.core.leader is not leader:
-                        raise NotMaster("the mastership was lost during the change: check whether the change was made, then ask again")
+                        raise NotMaster(
+                            "the mastership was lost during the change: check whether the change was made, then ask again",
+                            outcome=Outcome.UNKNOWN,
+                        )
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
-            raise Unavailable("the coordination store did not take the change in time: it may still be made") from None
+            text = "the coordination store did not take the change in time: it may still be made"
+            raise Unavailable(text, outcome=Outcome.UNKNOWN) from None
 
 
 def _most_advanced(leader: Leader) -> str:

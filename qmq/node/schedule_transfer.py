@@ -37,6 +37,8 @@ from qmq.private_files import make_private
 from qmq.proto.v1 import delay_pb2 as pb
 from qmq.proto.v1 import delay_pb2_grpc
 from qmq.rpc import typed_error
+from qmq.schedule_description import describe_schedule
+from qmq.server_name import ServerName, always
 
 log = logging.getLogger("qmq.node")
 
@@ -67,7 +69,7 @@ class TakingReplica(Protocol):
         """True if the schedule is complete."""
         ...
 
-    def donors(self) -> Mapping[str, str]:
+    def donors(self) -> Mapping[ServerName, str]:
         """Control addresses of the other replicas."""
         ...
 
@@ -170,19 +172,19 @@ class ScheduleTransfer:
 
     async def _fetch_from_any(self) -> bool:
         for name, address in self._replica.donors().items():
-            async with self._network.channel(address) as channel:
+            async with self._network.channel(address, always(name)) as channel:
                 try:
-                    await self._take_from(name, delay_pb2_grpc.DelayControlStub(channel))
+                    await self._take_from(name.replica, delay_pb2_grpc.DelayControlStub(channel))
                 except grpc.RpcError as cause:
-                    log.warning("fetching the schedule from replica %s failed: %s", name, typed_error(cause, address))
+                    log.warning("fetching the schedule from replica %s failed: %s", name.replica, typed_error(cause, address))
                 except (DiskFull, LogDamaged, Unavailable) as failure:
-                    log.warning("storing the schedule of replica %s failed: %s", name, failure)
+                    log.warning("storing the schedule of replica %s failed: %s", name.replica, failure)
                 else:
                     return True
         return False
 
     async def _take_from(self, name: str, stub: Any) -> None:
-        told: pb.ScheduleDescription = await stub.DescribeSchedule(pb.DescribeScheduleRequest(), timeout=self._timing.schedule_ask_s)
+        told = await describe_schedule(stub, timeout_s=self._timing.schedule_ask_s)
         first = self._replica.complete_from
         if first is None or told.index < first - 1:
             raise Unavailable(f"its checkpoint is of index {told.index}, and our log begins at {first or 'a place that is not known yet'}")
@@ -232,19 +234,19 @@ class ScheduleTransfer:
         replica = self._replica
         while replica.is_master and not replica.has_all:
             for name, address in replica.donors().items():
-                if await self._has_schedule(address):
+                if await self._has_schedule(name, address):
                     try:
-                        await replica.hand_over(name)
+                        await replica.hand_over(name.replica)
                         return
                     except QmqError as failure:
-                        log.warning("replica %s has its schedule but did not take over the mastership: %s", name, failure)
+                        log.warning("replica %s has its schedule but did not take over the mastership: %s", name.replica, failure)
             await asyncio.sleep(self._timing.schedule_give_s)
 
-    async def _has_schedule(self, address: str) -> bool:
-        async with self._network.channel(address) as channel:
+    async def _has_schedule(self, name: ServerName, address: str) -> bool:
+        async with self._network.channel(address, always(name)) as channel:
             asking = delay_pb2_grpc.DelayControlStub(channel)
             try:
-                await asking.DescribeSchedule(pb.DescribeScheduleRequest(), timeout=self._timing.schedule_ask_s)
+                await asking.DescribeSchedule(pb.DescribeScheduleRequest(offset=0), timeout=self._timing.schedule_ask_s)
             except grpc.RpcError:
                 return False
             return True

@@ -13,6 +13,7 @@ from qmq_coordination.view import ClusterView, ViewChange
 
 from qmq.broker.broker_parts import KindParts
 from qmq.broker.ordered_writes import Routing
+from qmq.broker.replica_time import ReplicaTime
 from qmq.errors import DiskFull
 from qmq.log.checkpoint_writing import close_store
 from qmq.log.store import Store
@@ -40,10 +41,12 @@ class SingleReplica:
         access: OpenAccess | None = None,
         process: DescribeProcess = pb.ProcessStatus,
         *,
+        time: ReplicaTime | None = None,
         kind: KindParts | None = None,
     ) -> None:
-        self._running = StandaloneBroker(make_broker, view, routing, kind=kind, network=network, access=access, process=process)
+        self._running = StandaloneBroker(make_broker, view, routing, time=time, kind=kind, network=network, access=access, process=process)
         self.broker = self._running.broker
+        self._time = time
         self._name = self.broker.config.name
         self._coordination = coordination
         self._view = view
@@ -56,9 +59,9 @@ class SingleReplica:
         is_read_only = self._view.group(self._name).mode is Mode.READ_ONLY
         self.broker.cluster_changed(is_read_only=is_read_only, subjects=change.subjects)
 
-    async def start(self, host: str, data_port: int, control_port: int, *, also: AddServices | None = None) -> None:
-        """Listen, and register. Raises OSError if a port is taken."""
-        await self._register(*await self._running.listen(host, data_port, control_port, also))
+    async def start(self, host: str, data_port: int, control_port: int, *, also: AddServices | None = None, advertise: str = "") -> None:
+        """Listen, and register, with `advertise` as the host if it is given. Raises OSError if a port is taken."""
+        await self._register(*await self._running.listen(host, data_port, control_port, also, advertise=advertise))
 
     async def _register(self, data_address: str, control_address: str) -> None:
         name, epoch = self._name, self.broker.store.epoch
@@ -71,7 +74,7 @@ class SingleReplica:
 
     def sources(self) -> list[FigureSource]:
         """The sources of its metrics, without those of its kind of group."""
-        return serving.sources_of(self.broker, self._name, self._running.data, self._running.status.describe, {})
+        return serving.sources_of(self.broker, self._name, self._running.data, self._running.status.describe, {}, time=self._time)
 
     @property
     def data_port(self) -> int:

@@ -12,7 +12,8 @@ from qmq_coordination.view import ClusterView
 
 from qmq.client.links import Links
 from qmq.client.locator import Locator, Pushed
-from qmq.client.route_book import Ordering, Placement, SubjectRoute
+from qmq.client.metadata_answers import routes_of
+from qmq.client.route_book import Ordering, Placement
 from qmq.errors import CallerError, NotConnected, Overloaded, QmqError, Unavailable
 from qmq.meta.cluster_catalog import ClusterCatalog
 from qmq.meta.route_watchers import Watchers
@@ -41,7 +42,7 @@ class ViewLocator:
             raise
         except QmqError as cause:
             raise NotConnected(f"the broker groups of {subject!r} are not known at the moment: {cause}") from cause
-        return Placement([SubjectRoute(each.broker_group, each.data_address, each.epoch, each.is_writable) for each in found], ordering)
+        return Placement(routes_of(found, self._view.cluster), ordering)
 
     async def _ordering(self, config: SubjectConfig) -> Ordering | None:
         if config.order is Order.NONE:

@@ -45,6 +45,8 @@ class WriteHold:
         if broker.is_paused:
             raise Unavailable(f"{broker.config.name} hands its mastership over, or another backup holds its writes: try again")
         broker.pause()
+        if self._end is not None:
+            self._end.cancel()  # of a hold that ended with its leader
         self._token, self._leader = token, leader
         self._end = asyncio.get_running_loop().call_later(hold_ms / 1000, self._finish)
         while broker.produces.staged and self.is_held:  # noqa: ASYNC110 - the next turns write them

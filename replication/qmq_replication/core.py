@@ -101,6 +101,10 @@ class Replica:
         """The coordination store has given this epoch, or a higher one."""
         self.refused_epoch = 0
         """The highest epoch that a peer promised when it refused us. The next epoch that we win must be higher."""
+        self.fork = ""
+        """Not empty while the master lacks entries that this replica knows to be committed: what is missing where. The replica does not
+        follow that master.
+        """
         self.strangers_heard = 0
         """The number of messages ignored because the sender is no member, or because the store cannot have given their epoch."""
         self._look_up_again_ms = now_ms
@@ -183,6 +187,26 @@ class Replica:
             self.become_slave()
             self.promise(max(epoch, self.state.history.last_epoch))
             self.master, self.is_master_lost = "", True
+
+    def withhold_vote(self) -> None:
+        """Count in no election until `vouch` or `doubt` says whether the replica's folder is its latest."""
+        self.state.is_verified = False
+
+    def vouch(self) -> None:
+        """The replica's folder is its latest."""
+        self.state.is_verified = True
+
+    def doubt(self, now_ms: int, epoch: int) -> None:
+        """The replica's folder is an older copy: it may lack entries that this replica acknowledged. Its lost promises were to epochs up to
+        `epoch`, the store's highest.
+        """
+        self.state.now_ms = now_ms
+        self.known_epoch = max(self.known_epoch, epoch)
+        self.become_slave()
+        self.state.is_verified, self.state.is_whole = True, False
+        if epoch > self.state.promised:
+            self.master, self.is_master_lost = "", True
+        self.promise(max(self.state.promised, epoch))
 
     def stored(self, index: int) -> None:
         """Entries up to `index` are as durable as the flush policy requires."""
@@ -272,7 +296,7 @@ class Replica:
         if not self.state.is_whole:
             self.state.is_whole = True
             self.state.save()
-        self.master = self.state.name
+        self.master, self.fork = self.state.name, ""
         self.state.become(Role.MASTER)
         self.leader = Leader(self.state, step_down=self.become_slave)
         self.state.ready.lead = self.state.promised
@@ -380,19 +404,27 @@ class Replica:
         elif self.state.history.epoch_at(message.prev_index) == message.prev_epoch and (message.cut or message.prev_index == last):
             if message.prev_index < last:
                 self.truncate(message.prev_index)
-            self.in_step = True
+            self.in_step, self.fork = True, ""
             return True
         self._mismatch(message.round)
         return False
 
     def truncate(self, index: int) -> None:
         """Cut the uncommitted entries after `index`. Raises ProtocolViolation if one of them is committed."""
-        if index < self.state.commit:
-            raise ProtocolViolation(f"{self.state.name} must not cut to {index}: {self.state.commit} is committed")
+        self._require_committed_after(index)
         self.state.history.truncate(index)
         self.state.durable = min(self.state.durable, index)
         self.state.flushed_index, self.flush_wanted = min(self.state.flushed_index, index), min(self.flush_wanted, index)
         self.state.ready.truncate = index
+
+    def _require_committed_after(self, index: int) -> None:
+        """Raise ProtocolViolation if a master wants to replace committed entries after `index`, and remember that."""
+        if index < self.state.commit:
+            self.fork = (
+                f"knows that the entries up to {self.state.commit} are committed, and the master {self.master} of epoch "
+                f"{self.state.promised} has other entries, or none, after {index}: acknowledged messages are missing there"
+            )
+            raise ProtocolViolation(f"{self.state.name} {self.fork}. It keeps its entries and does not follow")
 
     def _on_reset(self, sender: str, message: LogReset) -> None:
         if not self._heed(sender, message.epoch):
@@ -401,8 +433,7 @@ class Replica:
         holds_nothing = message.start_index == self.state.history.last_index == self.state.history.start_index
         if self.in_step and message.start_index <= self.state.history.last_index and not holds_nothing:
             return
-        if message.start_index < self.state.commit:
-            raise ProtocolViolation(f"{self.state.name} must not start over at {message.start_index}: {self.state.commit} is committed")
+        self._require_committed_after(message.start_index)
         self.state.history = History((), message.start_index, message.start_index, message.start_epoch)
         self.state.durable = self.state.commit = self.state.flushed_index = message.start_index
         self.state.is_whole, self.state.resetting_until, self._asks_reset = False, message.until_index, False
@@ -434,7 +465,7 @@ class Replica:
 
     def _become_whole(self) -> None:
         """Become whole: with all entries that the master of this epoch has committed, we lack no entry that we ever acknowledged."""
-        if self.state.may_count or not self.master_commit:
+        if (self.state.is_whole and not self.state.resetting_until) or not self.master_commit:
             return
         held = self.state.stored_index()
         if (

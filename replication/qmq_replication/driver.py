@@ -4,7 +4,8 @@ The driver is the broker's committer: the broker reports which entries are writt
 reports the core's commits to the broker. On a slave, the driver receives entries from the mesh, checks them, passes them through the core,
 and writes them before it answers.
 
-    state file    synced before any message that depends on it
+    state file    synced before any message that depends on it. If the disk has no room even for that, the replica waits until there is
+                  some: it neither votes nor takes entries, and other replicas see a network that drops messages
     log           changed in the order reset, truncate, append; with a full disk, entries are dropped, as a network might drop them
     broker        serves from the moment this epoch's barrier is committed until the role is lost
     store         reopened in a thread when the state must go back. Until that is done, the driver neither receives nor sends messages
@@ -26,7 +27,7 @@ from qmq.clock import Clock
 from qmq.errors import DiskFull, LogDamaged, ProtocolViolation, Unavailable
 from qmq.invariants import InvariantBroken, check
 from qmq.log import follower
-from qmq.log.cold_read import ColdRead
+from qmq.log.cold_read import ColdRead, ObjectDamaged
 from qmq.log.log_config import Flush
 from qmq.log.merged_log import read_merged
 from qmq.log.recent_writes import Place
@@ -41,7 +42,7 @@ from qmq_replication.history import EpochRun, History
 from qmq_replication.inbound_links import InboundConnection, InboundLink, InboundLinks
 from qmq_replication.mesh import Mesh, Secret
 from qmq_replication.peer_proof import PeerHello
-from qmq_replication.ready import DurableState, LogChunk, Ready, Resign, Role, Timing
+from qmq_replication.ready import LogChunk, Ready, Resign, Role, Timing
 from qmq_replication.replica_identity import ReplicaIdentity
 from qmq_replication.replica_membership import ReplicaMembership
 from qmq_replication.replica_messages import Ack, Append, Message, Mismatch
@@ -99,7 +100,7 @@ class StoreLog:
         if found is None:
             try:
                 found = read_merged(store.logs, begin, after, bytes_max)
-            except ColdRead:
+            except (ColdRead, ObjectDamaged):  # an operator puts a damaged object back; the other replicas continue meanwhile
                 return LogChunk(after, (), begin, 0)
         if found is None or not found.runs:
             return None
@@ -175,8 +176,15 @@ class Driver:
         self.violations = 0
         """The number of messages from proved peers that no replica would send."""
         self._opening: asyncio.Task[None] | None = None
-        self._waiting: list[Callable[[int], object]] = []
-        """Calls of the core that wait until the store is reopened."""
+        self._held: Ready | None = None
+        """The rest of the instructions that did not fit on the full disk."""
+        self._is_saved = False
+        self._full_told = False
+        self._try_again_ms = 0
+        self._waiting: dict[object, Callable[[int], object]] = {}
+        """Calls of the core that wait until the store is reopened or the disk has room. Of calls with the same key the last one counts:
+        a full disk may last for days.
+        """
 
     def _new_core(self, membership: ReplicaMembership, *, asks_reset: bool) -> Replica:
         store = self.host.store
@@ -196,7 +204,9 @@ class Driver:
         )
 
     def start(self) -> None:
-        """Join the group."""
+        """Join the group, once the identity is saved: what it says about the past must not be lost before new entries are taken."""
+        if not self._saved():
+            self._held = Ready()
         self.core.stored(self.host.store.index)
         self.core.flushed(self.host.store.flushed_index)
         self._ticker = self._loop.create_task(self._tick())
@@ -205,16 +215,21 @@ class Driver:
         while True:
             due_ms = self._clock.monotonic_ms() + int(TICK_S * 1000)
             await asyncio.sleep(TICK_S)
-            if not self.is_opening:
+            if self._held is not None or not self._is_saved:
+                self._try_again(due_ms)
+            if not self.is_waiting:
                 self._with_core(lambda now_ms, due_ms=due_ms: self.core.tick(now_ms, now_ms - due_ms))  # type: ignore[misc]
 
-    def _with_core(self, act: Callable[[int], object]) -> None:
-        """Call the core and carry out the result. While the store is being reopened, the call waits.
+    def _with_core(self, act: Callable[[int], object], key: object = None) -> None:
+        """Call the core and carry out the result. While the store is being reopened or the disk is full, the call waits, and replaces an
+        earlier one with the same key.
 
         A broken invariant stops the process.
         """
-        if self.is_opening:
-            self._waiting.append(act)
+        if self.is_waiting:
+            key = object() if key is None else key
+            self._waiting.pop(key, None)
+            self._waiting[key] = act
             return
         try:
             act(self._clock.monotonic_ms())
@@ -231,7 +246,7 @@ class Driver:
         leader = self.core.leader
         if leader is None or index <= self.core.state.history.last_index:
             return
-        self._with_core(lambda _: self._written(index))
+        self._with_core(lambda _: self._written(index), "written")
 
     def _written(self, index: int) -> None:
         leader = self.core.leader
@@ -242,8 +257,8 @@ class Driver:
             self.core.stored(index)
 
     def stored(self, index: int) -> None:
-        """See qmq.broker.committer.Committer. Without effect while the store is being reopened: the new store reports its index."""
-        if not self.is_opening:
+        """See qmq.broker.committer.Committer. Without effect while the core must wait: it gets the store's index then."""
+        if not self.is_waiting:
             self._with_core(lambda _: self._stored(index))
 
     def _stored(self, index: int) -> None:
@@ -273,11 +288,11 @@ class Driver:
         self.secret.know(secret)
         if secret and self.identity.secret != secret.decode():
             self.identity = replace(self.identity, secret=secret.decode())
-            self._save(self.identity)
+            self._saved()
 
     def _heard(self, sender: str, frame: Frame) -> None:
         """Handle a message of a proved peer. Raises ProtocolViolation or CorruptBatch, which close this peer's connection only."""
-        if self.is_opening:
+        if self.is_waiting:
             return
         message = wire.unpack(frame.payload)
         if isinstance(message, Append) and message.payload is not None and not self._has_room(message.payload):
@@ -302,7 +317,7 @@ class Driver:
         if now_ms < self._full_until_ms:
             return False
         try:
-            self.host.store.require_space(sum(run.size for run in stretch.runs))
+            self.host.store.require_space_to_follow(stretch.entries, sum(run.size for run in stretch.runs))
         except DiskFull as failure:
             log.warning("storing the master's entries failed, they are refused for a while: %s", failure)
             self._full_until_ms = now_ms + FULL_PAUSE_MS
@@ -310,22 +325,25 @@ class Driver:
         return True
 
     def _disconnected(self, peer: str) -> None:
-        self._with_core(lambda now_ms: self.core.disconnected(now_ms, peer))
+        self._with_core(lambda now_ms: self.core.disconnected(now_ms, peer), ("disconnected", peer))
 
     # --- carrying out --------------------------------------------------------------------------------------------------
 
     def _carry_out(self) -> None:
-        while not self.is_opening:
+        while not self.is_waiting:
             ready = self.core.take()
             if ready == _NOTHING:
                 return
             self._do(ready)
 
     def _do(self, ready: Ready) -> None:
-        if ready.save is not None:
-            self._save_state(ready.save)
         if ready.role is not None and ready.role is not Role.MASTER:
             self.host.retire()
+        if ready.save is not None:
+            self.identity = self.identity.with_state(ready.save)
+            if not self._saved():
+                self._held = ready
+                return
         self._change_log(ready)
 
     def _go_on(self, ready: Ready) -> None:
@@ -347,16 +365,55 @@ class Driver:
         for request in ready.requests:
             self.requests.begin(request)
 
-    def _save_state(self, state: DurableState) -> None:
-        self.identity = self.identity.with_state(state)
-        self._save(self.identity)
+    def _saved(self) -> bool:
+        """Save the identity. False if the disk is full: a tick tries again then."""
+        try:
+            self._save(self.identity)
+        except DiskFull as failure:
+            self._is_saved = False
+            self._is_full("saving the replica's state", failure)
+            return False
+        self._is_saved = True
+        return True
+
+    def _is_full(self, what: str, failure: DiskFull) -> None:
+        if not self._full_told:
+            log.warning("%s failed, the replica neither votes nor stores entries until there is room: %s", what, failure)
+        self._full_told, self._try_again_ms = True, self._clock.monotonic_ms() + FULL_PAUSE_MS
+
+    def _try_again(self, waits_since_ms: int) -> None:
+        """Save the identity, and go on with the instructions that did not fit."""
+        if self._clock.monotonic_ms() < self._try_again_ms or not self._saved():
+            return
+        held, self._held = self._held, None
+        if held is not None:
+            self._go_on_with(lambda _: self._fits_now(held), waits_since_ms)
+        if self._full_told and not self.is_waiting:
+            log.info("there is room on the disk again")
+            self._full_told = False
+
+    def _fits_now(self, ready: Ready) -> None:
+        self._change_log(ready)
+        if not self.is_waiting:
+            self._stored(self.host.store.flushed_index)
 
     def remember(self, membership: ReplicaMembership, addresses: dict[str, str]) -> None:
         """Store what a start without the coordination store needs."""
         found = replace(self.identity, membership=membership.encode().decode(), addresses=addresses)
         if found != self.identity:
             self.identity = found
-            self._save(found)
+            self._saved()
+
+    def grow(self, identity: ReplicaIdentity) -> None:
+        """Save the identity's next generation. Raises DiskFull."""
+        self._save(identity)
+        self.identity = identity
+
+    def doubt(self, epoch: int) -> None:
+        """This replica's folder is an older copy, and the store's highest epoch is `epoch`. Raises DiskFull."""
+        promised = max(self.identity.promised, epoch)
+        self.grow(replace(self.identity, promised=promised, is_whole=False))
+        self._with_core(lambda now_ms: self.core.doubt(now_ms, epoch))
 
     def _send(self, to: str, message: Message) -> None:
         if isinstance(message, Ack | Mismatch):
@@ -367,7 +424,7 @@ class Driver:
 
     def _change_log(self, ready: Ready) -> None:
         store, reset, until = self.host.store, ready.reset, ready.truncate
-        must_undo = store.unwritten and (until is not None or ready.role not in (None, Role.MASTER))
+        must_undo = store.unwritten.waits and (until is not None or ready.role not in (None, Role.MASTER))
         if reset is not None:
             log.warning("starting over after index %d: the master has no older entries", reset.start_index)
             self._opening = self._spawn(self._reopen_store(ready, None, tuple(reset.place)))
@@ -381,14 +438,26 @@ class Driver:
         if ready.truncate is not None:
             log.warning("the log was cut after index %d: the new master does not have the entries after it", ready.truncate)
             check(self.host.store.index == ready.truncate, f"the log ends at {self.host.store.index} after cutting to {ready.truncate}")
-        for append in ready.append:
-            self._append(append)
+            ready.truncate = None
+        while ready.append:
+            try:
+                self._append(ready.append[0])
+            except DiskFull as failure:  # another program took the space after it was asked for
+                self._held = ready
+                self._is_full("storing the master's entries", failure)
+                return
+            del ready.append[0]
         self._go_on(ready)
 
     @property
     def is_opening(self) -> bool:
         """True while the store is being reopened. Its files change during this time."""
         return self._opening is not None
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while the core must not be called: the store is being reopened, or the disk is full."""
+        return self._opening is not None or self._held is not None
 
     async def _reopen_store(self, ready: Ready, until: int | None, place: Place | None) -> None:
         begun_ms = self._clock.monotonic_ms()
@@ -398,17 +467,19 @@ class Driver:
             self.core.lacks_until(store.gaps_until)
             ready.reset = None
         self._opening = None
-        self._with_core(lambda _: self._opened(ready))
-        for act in (lambda now_ms: self.core.tick(now_ms, now_ms - begun_ms), *self._take_waiting()):
-            self._with_core(act)  # if the store must be reopened once more, the remaining calls wait again
+        self._go_on_with(lambda _: self._opened(ready), begun_ms)
+
+    def _go_on_with(self, act: Callable[[int], object], begun_ms: int) -> None:
+        """Do what had to wait since `begun_ms`, then the calls of the core that waited. If they must wait once more, they do."""
+        waiting, self._waiting = self._waiting, {}
+        self._with_core(act)
+        self._with_core(lambda now_ms: self.core.tick(now_ms, now_ms - begun_ms))
+        for key, each in waiting.items():
+            self._with_core(each, key)
 
     def _opened(self, ready: Ready) -> None:
         self._stored(self.host.store.flushed_index)  # a reopened store is flushed
         self._change_log(ready)
-
-    def _take_waiting(self) -> list[Callable[[int], object]]:
-        found, self._waiting = self._waiting, []
-        return found
 
     def _append(self, append: Append) -> None:
         store = self.host.store
@@ -461,12 +532,16 @@ class Driver:
         """Pass an operator's request to the core. Raises the errors of `do`, which then has begun nothing, and Unavailable."""
         if self.is_opening:
             raise Unavailable(f"{self.identity.replica} is reopening its log: try again in a moment")
+        if self._held is not None:
+            raise Unavailable(f"{self.identity.replica} waits for room on its disk: free some space")
         do(self._clock.monotonic_ms())
         self._with_core(lambda _: None)
 
-    def tell(self, news: Callable[[int], object]) -> None:
-        """Pass news of the coordination store to the core, immediately or when the local store is open again."""
-        self._with_core(news)
+    def tell(self, about: str, news: Callable[[int], object]) -> None:
+        """Pass news of the coordination store to the core, now or when the replica need not wait any more. Of news about the same thing the
+        newest counts.
+        """
+        self._with_core(news, about)
 
     async def stop(self) -> None:
         """Stop when the store is open. A master deletes its key, so that another replica takes over immediately."""

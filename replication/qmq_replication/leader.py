@@ -18,9 +18,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import pairwise
 
-from qmq.errors import InvalidArgument, ProtocolViolation, Unavailable
+from qmq.errors import InvalidArgument, NoQuorum, ProtocolViolation, Unavailable
 from qmq_replication.history import EpochRun, History, divergence
 from qmq_replication.ready import MembershipChange
 from qmq_replication.replica_membership import ReplicaMembership
@@ -32,7 +33,19 @@ class PeerProgress:
     """The progress of one peer. It holds the entries up to `match` durably, and those up to `flushed` even after a power cut. The master
     sends the entries from `next` on, which lies at `place`."""
 
-    __slots__ = ("flushed", "goal", "heard_ms", "inflight", "inflight_bytes", "is_in_step", "match", "next", "place", "round")
+    __slots__ = (
+        "flushed",
+        "goal",
+        "has_answered",
+        "heard_ms",
+        "inflight",
+        "inflight_bytes",
+        "is_in_step",
+        "match",
+        "next",
+        "place",
+        "round",
+    )
 
     def __init__(self, now_ms: int, round: int = 0) -> None:
         self.match = self.flushed = 0
@@ -43,8 +56,14 @@ class PeerProgress:
         self.is_in_step = False
         self.round = round
         self.heard_ms = now_ms
+        """The time of the last answer; before the first one, the time since which there could be one."""
+        self.has_answered = False
         self.inflight: deque[tuple[int, int]] = deque()
         self.inflight_bytes = 0
+
+    def heard(self, now_ms: int) -> None:
+        """Note an answer."""
+        self.heard_ms, self.has_answered = now_ms, True
 
     def stream_from(self, index: int, place: Place) -> None:
         """Send entries from after `index`, at `place`."""
@@ -190,7 +209,7 @@ class Leader:
         peer = self.peers.get(sender)
         if peer is None or ack.epoch != self.epoch:
             return
-        peer.heard_ms = self.state.now_ms
+        peer.heard(self.state.now_ms)
         if ack.round != peer.round:
             return  # sent before the peer lost its place, and may report entries that it lost, too
         last = self.state.history.last_index
@@ -214,7 +233,7 @@ class Leader:
         peer = self.peers.get(sender)
         if peer is None or mismatch.epoch != self.epoch:
             return
-        peer.heard_ms = self.state.now_ms
+        peer.heard(self.state.now_ms)
         if mismatch.round != peer.round:
             return
         if not is_shape(mismatch):
@@ -273,16 +292,29 @@ class Leader:
 
     # --- membership ----------------------------------------------------------------------------------------------------
 
-    def propose(self, after: ReplicaMembership) -> None:
-        """Change the membership. Raises Unavailable while another change is not finished, InvalidArgument for ourselves."""
+    def propose(self, after: ReplicaMembership, now_ms: int) -> None:
+        """Change the membership. Raises Unavailable while another change is not finished, InvalidArgument for ourselves, NoQuorum if no
+        majority of the new voters answers: then nothing could be committed any more, nor could the change be undone.
+        """
         before = self.state.membership
+        self.state.now_ms = now_ms
         if self.state.name not in after.voters:
             raise InvalidArgument(f"{self.state.name!r} is the master: transfer mastership first")
         if not self.may_change():
             raise Unavailable("a change of the group's membership is under way: try again")
+        self._require_majority(after)
         self.change = after
         self._meet()
         self.state.request(MembershipChange(self.epoch, before, after))
+
+    def _require_majority(self, after: ReplicaMembership) -> None:
+        """Raise NoQuorum if the voters change, and no majority of the new ones has answered within the time after which slaves suspect
+        a master.
+        """
+        since_ms = self.state.now_ms - self.state.timing.suspect_ms
+        if after.voters != self.state.membership.voters:
+            answering = [name for name, peer in self.peers.items() if peer.has_answered and peer.heard_ms >= since_ms]
+            after.require_majority([self.state.name, *answering])
 
     def may_change(self) -> bool:
         """True if no change is under way and a majority of the present voters holds all committed entries (dissertation, section 4.1)."""
@@ -305,7 +337,8 @@ class Leader:
                 continue
             peer.goal = peer.goal or self.state.commit
             if peer.match >= peer.goal and self.may_change():
-                self.propose(self.state.membership.with_voter(name))
+                with suppress(NoQuorum):  # at a later tick, when more voters answer
+                    self.propose(self.state.membership.with_voter(name), self.state.now_ms)
                 return
 
     # --- handing over --------------------------------------------------------------------------------------------------
@@ -314,8 +347,11 @@ class Leader:
         """Hand the mastership to `to` when that replica stores all entries. The caller appends nothing until then. Raises
         InvalidArgument.
         """
-        if to not in self.state.membership.voters or to == self.state.name:
-            raise InvalidArgument(f"mastership goes to another voter, not to {to!r}: {', '.join(self.state.membership.voters)}")
+        others = ", ".join(each for each in self.state.membership.voters if each != self.state.name) or "none"
+        if to == self.state.name:
+            raise InvalidArgument(f"{to} is the master already; the voters that can take over are: {others}")
+        if to not in self.state.membership.voters:
+            raise InvalidArgument(f"{to!r} is no voter of this group; the voters that can take over are: {others}")
         self.transfer_to = to
         self._hand_over()
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from qmq.errors import InvalidArgument
+from qmq.errors import InvalidArgument, NoQuorum
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,15 @@ class ReplicaMembership:
     def is_majority(self, names: Iterable[str]) -> bool:
         """True if the voters among `names` are a majority of all voters."""
         return len(set(names) & set(self.voters)) >= self.majority
+
+    def require_majority(self, answering: Iterable[str]) -> None:
+        """Raise NoQuorum if the voters that answer are no majority."""
+        silent = [name for name in self.voters if name not in set(answering)]
+        if len(self.voters) - len(silent) < self.majority:
+            raise NoQuorum(
+                f"of the voters {', '.join(self.voters)} would not answer: {', '.join(silent)}; the group could store nothing, and no "
+                f"command could undo the change. Remove {silent[0]} instead, or start it first"
+            )
 
     def quorum_index(self, held: Mapping[str, int]) -> int:
         """The highest index that a majority holds. `held` maps each replica to its index; a missing replica holds nothing."""

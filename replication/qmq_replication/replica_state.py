@@ -37,12 +37,14 @@ class ReplicaState:
         """Entries up to this index are as durable as the flush policy requires."""
         self.flushed_index = 0
         """Entries up to this index survive a power cut of this replica, under any flush policy."""
+        self.is_verified = True
+        """False while the coordination store has not said yet whether this folder is the replica's latest."""
         self.ready = Ready()
 
     @property
     def may_count(self) -> bool:
-        """True if this replica still has every entry that it ever acknowledged."""
-        return self.is_whole and not self.resetting_until
+        """True if this replica surely has every entry that it ever acknowledged."""
+        return self.is_verified and self.is_whole and not self.resetting_until
 
     def stored_index(self) -> int:
         """The index up to which the log is stored durably."""

@@ -45,6 +45,15 @@ class Proxy:
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def connections(self) -> int:
+        """The number of clients' open connections."""
+        return len(self._tasks)
+
+    def lead_to(self, port: int) -> None:
+        """Let new connections lead to another member, as after a change of an address in DNS."""
+        self._target = port
+
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
 

@@ -18,6 +18,7 @@ from cryptography.x509.oid import NameOID
 from etcd_support import Follower, proxied, put_surely
 from qmq_coordination.etcd.etcd_process import EtcdProcess, ServerTls
 from qmq_coordination.etcd.etcd_store import EtcdStore
+from support import eventually
 
 from qmq.errors import CoordinationError, CoordinationTlsFailed, CoordinationUnavailable, InvalidArgument
 from qmq.security.authority import create_authority, issue
@@ -290,19 +291,24 @@ async def test_once_protected_a_certificate_decides_which_keys_its_holder_may_to
 async def test_renewed_certificates_are_used_without_a_restart(tls_server: EtcdProcess, authority: Authority, tmp_path: Path) -> None:
     cert, key = authority.issue("client")
     looks = count(0.0, LOOK_S)  # it is time for the next look whenever it asks
-    store = EtcdStore([tls_server.endpoint], ca=authority.ca, cert=cert, key=key, monotonic_s=lambda: next(looks))
-    await store.put("k", b"before")
-    channels = store._channels
-    stranger_cert, stranger_key = Authority(tmp_path, "stranger").issue("stranger")
-    for new, old in ((stranger_key, key), (stranger_cert, cert)):
-        new.replace(old)
-    with pytest.raises(CoordinationUnavailable):
-        async with asyncio.timeout(20):
-            await store.put("k", b"refused")
-    authority.issue("client")
-    await store.put("k", b"behind")
-    item = await store.get("k")
-    assert item is not None
-    assert item.value == b"behind"
-    assert len(channels._before) >= 2
-    await store.close()
+    async with proxied(tls_server.client_port) as proxy:
+        address = f"https://127.0.0.1:{proxy.port}"
+        store = EtcdStore([address], ca=authority.ca, cert=cert, key=key, monotonic_s=lambda: next(looks))
+        start = await store.put("k", b"before")
+        follower = Follower(store, "k", start)
+        await follower.reaches(start)
+        stranger_cert, stranger_key = Authority(tmp_path, "stranger").issue("stranger")
+        for new, old in ((stranger_key, key), (stranger_cert, cert)):
+            new.replace(old)
+        with pytest.raises(CoordinationUnavailable):
+            async with asyncio.timeout(20):
+                await store.put("k", b"refused")
+        authority.issue("client")
+        await follower.reaches(await store.put("k", b"behind"))
+        # of the connections with older certificates only the watch's is left
+        await eventually(lambda: proxy.connections == 2)
+        await follower.stop()
+        item = await store.get("k")
+        assert item is not None
+        assert item.value == b"behind"
+        await store.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from qmq_replication.history import EpochRun
 from qmq_replication.ready import Role, Timing
-from qmq_replication.replica_messages import Ack, Append, LogReset, Mismatch, Promise
+from qmq_replication.replica_messages import Ack, Append, LogReset, Mismatch, Promise, Refusal
 from replication_world import Group
 
 from qmq.errors import ProtocolViolation
@@ -127,8 +127,21 @@ def test_a_replica_with_later_entries_is_not_whole_before_it_has_those_between()
 def test_a_reset_below_what_is_committed_is_refused() -> None:
     group = Group(logs={"a": (1, 1, 1)})
     group.step("b", "a", Append(2, 0, 1, 3, (), 3, 3, False, None))
-    with pytest.raises(ProtocolViolation, match="must not start over at 2: 3 is committed"):
+    with pytest.raises(ProtocolViolation, match=r"entries up to 3 are committed, .* after 2"):
         group.core["a"].step(0, "c", LogReset(3, 1, 1, 2, 2, 5))
+
+
+def test_a_replica_that_would_cut_what_is_committed_says_so_until_it_follows_again() -> None:
+    group = Group(logs={"a": (1, 1), "b": (1,), "c": (1,)}, epoch=1)
+    core = group.core["a"]
+    core.looked_up(0, 3)
+    core.state.commit_to(2)
+    with pytest.raises(ProtocolViolation, match=r"a knows that the entries up to 2 are committed, .* after 1: acknowledged messages"):
+        group.step("b", "a", Append(2, 1, 1, 1, (EpochRun(2, 2),), 2, 2, True, (2,)))
+    assert core.state.history.last_index == 2
+    assert "the master b of epoch 2" in core.fork
+    group.step("c", "a", Append(3, 1, 1, 2, (EpochRun(3, 3),), 3, 2, True, (3,)))
+    assert core.fork == ""
 
 
 def test_a_log_that_is_being_rebuilt_does_not_count() -> None:
@@ -158,6 +171,29 @@ def test_a_promise_of_a_replica_in_doubt_has_no_weight() -> None:
     group.campaign("a")
     group.step("b", "a", Promise(group.epoch, 0, 0, False))
     assert group.core["a"].state.role is Role.FENCING
+
+
+def test_a_replica_whose_folder_may_be_an_older_copy_has_no_vote_until_it_is_known() -> None:
+    group = Group()
+    group.core["b"].withhold_vote()
+    group.isolate("c")
+    group.elect("a")
+    assert not group.master
+    group.core["b"].vouch()
+    group.pass_time(group.timing.fence_ms)
+    group.settle()
+    group.elect("a")
+    assert group.master == "a"
+
+
+def test_an_older_copy_follows_no_master_older_than_what_it_may_have_promised() -> None:
+    group = Group()
+    group.elect("a")
+    assert group.core["b"].state.promised == 1
+    group.core["b"].doubt(group.now_ms, 2)
+    group.carry_out("b")
+    assert group.disk["b"] == (2, False, 0)
+    assert group.step("a", "b", Append(1, 1, 1, 1, (), 1, 1, False, ())) == [Refusal(2)]
 
 
 def test_when_everybody_has_promised_the_most_advanced_leads_in_doubt_or_not() -> None:

@@ -13,7 +13,7 @@ from qmq_replication.replica_membership import ReplicaMembership
 from qmq_replication.replica_messages import Ack, Mismatch
 from replication_world import Group
 
-from qmq.errors import InvalidArgument, Unavailable
+from qmq.errors import InvalidArgument, NoQuorum, Unavailable
 
 NAMES = "abcdefg"
 
@@ -76,7 +76,7 @@ def test_a_learner_that_has_caught_up_becomes_a_voter() -> None:
     leader = group.core["a"].leader
     assert leader is not None
     group.append("a", 3)
-    leader.propose(group.membership.with_learner("x"))
+    leader.propose(group.membership.with_learner("x"), group.now_ms)
     group.carry_out("a")
     group.settle()
     for _ in range(4):
@@ -90,7 +90,7 @@ def test_a_learner_that_is_always_a_little_behind_becomes_a_voter() -> None:
     group = grown()
     leader = group.core["a"].leader
     assert leader is not None
-    leader.propose(group.membership.with_learner("x"))
+    leader.propose(group.membership.with_learner("x"), group.now_ms)
     group.carry_out("a")
     group.settle()
     for _ in range(6):
@@ -105,9 +105,9 @@ def test_one_change_at_a_time() -> None:
     group = grown()
     leader = group.core["a"].leader
     assert leader is not None
-    leader.propose(group.membership.with_learner("x"))
+    leader.propose(group.membership.with_learner("x"), group.now_ms)
     with pytest.raises(Unavailable, match="under way"):
-        leader.propose(group.membership.without("b"))
+        leader.propose(group.membership.without("b"), group.now_ms)
 
 
 def test_while_a_change_is_under_way_both_majorities_must_hold_an_entry() -> None:
@@ -116,7 +116,7 @@ def test_while_a_change_is_under_way_both_majorities_must_hold_an_entry() -> Non
     group.elect("a")
     leader = group.core["a"].leader
     assert leader is not None
-    leader.propose(group.membership.without("b"))
+    leader.propose(group.membership.without("b"), group.now_ms)
     group.isolate("c")
     group.isolate("d")
     group.append("a", 1)
@@ -140,15 +140,15 @@ def test_a_membership_change_waits_until_the_new_majority_holds_all_commits() ->
         group.isolate(name)
     group.append("a", 1)
     group.settle()
-    leader.propose(group.membership.without("b"))
+    leader.propose(group.membership.without("b"), group.now_ms)
     group.carry_out("a")
     group.settle()
     assert group.core["a"].state.membership.voters == ("a", "c", "d", "e")
     with pytest.raises(Unavailable):  # the entry is on a and c: with a and d, or a and e, there would be a majority without it
-        leader.propose(group.core["a"].state.membership.without("c"))
+        leader.propose(group.core["a"].state.membership.without("c"), group.now_ms)
     group.heal()
     group.beat()
-    leader.propose(group.core["a"].state.membership.without("c"))
+    leader.propose(group.core["a"].state.membership.without("c"), group.now_ms)
 
 
 def test_a_master_that_does_not_serve_yet_changes_nothing() -> None:
@@ -159,7 +159,7 @@ def test_a_master_that_does_not_serve_yet_changes_nothing() -> None:
     leader = group.core["a"].leader
     assert leader is not None
     with pytest.raises(Unavailable):
-        leader.propose(group.membership.with_learner("x"))
+        leader.propose(group.membership.with_learner("x"), group.now_ms)
 
 
 def test_the_master_does_not_remove_itself() -> None:
@@ -167,14 +167,33 @@ def test_the_master_does_not_remove_itself() -> None:
     leader = group.core["a"].leader
     assert leader is not None
     with pytest.raises(InvalidArgument, match="transfer mastership first"):
-        leader.propose(group.membership.without("a"))
+        leader.propose(group.membership.without("a"), group.now_ms)
+
+
+def silent(group: Group, *names: str) -> None:
+    """These have not answered for long enough that a slave would suspect a master."""
+    for name in names:
+        group.isolate(name)
+    for _ in range(2 + group.timing.suspect_ms // group.timing.heartbeat_ms):
+        group.beat()
+
+
+def test_a_change_that_leaves_no_majority_of_answering_voters_is_refused() -> None:
+    group = grown()
+    leader = group.core["a"].leader
+    assert leader is not None
+    silent(group, "c")
+    with pytest.raises(NoQuorum, match=r"of the voters a, c would not answer: c; .*Remove c instead"):
+        leader.propose(group.membership.without("b"), group.now_ms)
+    assert leader.change is None
+    leader.propose(group.membership.without("c"), group.now_ms)
 
 
 def test_a_change_that_was_not_made_leaves_everything_as_it_was() -> None:
     group = grown()
     leader = group.core["a"].leader
     assert leader is not None
-    leader.propose(group.membership.with_learner("x"))
+    leader.propose(group.membership.with_learner("x"), group.now_ms)
     leader.changed(None)
     assert group.core["a"].state.membership == group.membership
     assert set(leader.peers) == {"b", "c"}
@@ -190,7 +209,7 @@ def test_what_a_replica_acknowledged_before_it_left_does_not_count_when_it_is_ba
     group.settle()
     late = Ack(leader.epoch, leader.peers["c"].round, 4, 4, 4)
     for after in (group.membership.without("c"), group.membership.without("c").with_learner("c")):
-        leader.propose(ReplicaMembership(leader.state.membership.version + 1, after.voters, after.learners))
+        leader.propose(ReplicaMembership(leader.state.membership.version + 1, after.voters, after.learners), group.now_ms)
         leader.changed(leader.change)
     lost = Mismatch(leader.epoch, leader.peers["c"].round, 2, 0, 0, (EpochRun(leader.epoch, 1),), 2)
     for message in (lost, late):
@@ -235,8 +254,8 @@ def test_the_mastership_goes_to_another_voter() -> None:
     group = grown()
     leader = group.core["a"].leader
     assert leader is not None
-    for name in "ax":
-        with pytest.raises(InvalidArgument, match="goes to another voter"):
+    for name, said in (("a", "a is the master already"), ("x", "'x' is no voter")):
+        with pytest.raises(InvalidArgument, match=said):
             leader.transfer(name)
 
 
@@ -245,5 +264,5 @@ def test_a_change_names_the_epoch_and_what_it_replaces() -> None:
     leader = group.core["a"].leader
     assert leader is not None
     after = group.membership.with_learner("x")
-    leader.propose(after)
+    leader.propose(after, group.now_ms)
     assert group.core["a"].state.ready.requests == [MembershipChange(1, group.membership, after)]

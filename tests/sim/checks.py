@@ -84,6 +84,15 @@ class Checks:
     def _holders(self, index: int, entry: Entry) -> list[str]:
         return [name for name, node in self._nodes.items() if node.is_doubtful or node.disk.holds(index, entry, durably=node.plan.is_sync)]
 
+    def proposes(self, node: Node, after: ReplicaMembership) -> None:
+        """A master takes an operator's change of the membership: a majority of the new voters was there a moment ago."""
+        assert node.core is not None
+        timing = node.core.state.timing
+        since_ms = node.world.now - timing.suspect_ms - timing.heartbeat_ms
+        there = [name for name, each in self._nodes.items() if each.is_up or each.died_ms >= since_ms]
+        if len(after.voters) < len(node.core.state.membership.voters) and not after.is_majority(there):
+            raise Violation(f"membership: {node.name} proposes {after}, and only {there} are there")
+
     def changes(self, before: ReplicaMembership, after: ReplicaMembership) -> None:
         """The coordination store's membership changes."""
         if after.version != before.version + 1 or len(set(before.voters) ^ set(after.voters)) > 1:

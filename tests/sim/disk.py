@@ -2,7 +2,8 @@
 
 The fault model: a killed process loses nothing that it wrote. A power cut keeps everything synced, and of the writes since then a random
 prefix. (A real disk may also tear or reorder writes; the recovery of the real log cuts at the first hole, tests/qmq/log.) A wiped disk
-keeps nothing. The state file is always written with a sync.
+keeps nothing. The state file is always written with a sync. A full disk takes no entries; it takes the state, unless the state's file needs
+a block more.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ class Disk:
         self.image = Image()
         self.state = DurableState()
         self.folder = 1
+        self.is_full = False
+        self.takes_state = True
         self._synced = Image()
         self._pending: list[tuple[str, int, tuple[Entry, ...]]] = []
 
@@ -107,6 +110,14 @@ class Disk:
         self.image.entries, self.image.start = list(self._synced.entries), self._synced.start
         self.image.start_epoch = self._synced.start_epoch
         return is_lossy
+
+    def fill(self, *, takes_state: bool) -> None:
+        """Other programs take the last byte."""
+        self.is_full, self.takes_state = True, takes_state
+
+    def empty(self) -> None:
+        """There is room again."""
+        self.is_full, self.takes_state = False, True
 
     def wipe(self) -> None:
         """A new disk."""

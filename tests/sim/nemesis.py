@@ -49,7 +49,21 @@ class Nemesis:
             node = self._master() or node
         self._faults[kind] += 1
         self._simulation.tell(node.name, f"FAULT {kind}")
+        if self._plan.fills and self._world.random.random() < self._plan.fills:
+            self._fill_some(members)
         getattr(self, f"_do_{kind}")(node, members)
+
+    def _fill_some(self, members: ReplicaMembership) -> None:
+        """Fill disks up to the last byte for a while, just before a fault: promises are made, and entries cut, while they are full."""
+        random = self._world.random
+        self._faults["disks full"] += 1
+        for name in random.sample(members.replicas, random.randint(1, len(members.replicas))):
+            self._fill(name, takes_state=random.random() < 0.3)
+
+    def _fill(self, name: str, *, takes_state: bool) -> None:
+        disk = self._nodes[name].disk
+        disk.fill(takes_state=takes_state)
+        self._later(disk.empty)
 
     def end(self) -> None:
         """Heal everything."""
@@ -57,6 +71,8 @@ class Nemesis:
         for link in list(self._network.clogged):
             self._network.flow(link)
         self.etcd_cut.clear()
+        for node in self._nodes.values():
+            node.disk.empty()
         self._usurped = self._usurper = self._returning = ""
 
     # --- helpers -------------------------------------------------------------------------------------------------------
@@ -268,6 +284,8 @@ class Nemesis:
         left = {master.name, *self._world.random.sample(friends, self._world.random.randint(0, max(len(friends) // 2 - 1, 0)))}
         self._network.split(left, set(self._nodes) - left)
         self._network.tell_of_loss(master.name)
+        if self._plan.fills:
+            self._fill(self._world.random.choice([name for name in members.voters if name not in left]), takes_state=False)
         self.etcd_cut.add(master.name)
         self._later(self.etcd_cut.discard, master.name)
         self._later(self._network.heal)
@@ -354,6 +372,8 @@ class Nemesis:
         for name in members.voters:
             if name not in (old, node.name) and random.random() < 0.5:
                 self._world.after(random.randint(0, 20), self._nodes[name].kill)
+                if self._nodes[name].disk.is_full:
+                    self._world.after(20, self._nodes[name].disk.empty)
                 if random.random() < 0.3 and self._may_lose(name, members):
                     self._world.after(20, self._wipe, self._nodes[name])
                 self._world.after(random.randint(21, 200), self._nodes[name].start)

@@ -14,7 +14,7 @@ from qmq_replication.coordinator import Coordinator
 from qmq_replication.core import Replica
 from qmq_replication.inbound_links import InboundLinks
 from qmq_replication.ready import Campaign, DurableState, LookUp, MembershipChange, Ready, Request, Resign, Role
-from qmq_replication.replica_messages import Ack, Message, Mismatch
+from qmq_replication.replica_messages import Ack, Append, Message, Mismatch
 
 from qmq.errors import CoordinationError, QmqError
 from sim.disk import Disk, Entry
@@ -28,6 +28,7 @@ LEASE_S = 8.0
 HOLD_S = 2.5
 LOOK_MS = 2_000
 WAITING_MAX = 20
+SAVE_AGAIN_MS = 500
 SAVE_WEIGHT = 20
 """Dying around a save is that much more likely than elsewhere."""
 
@@ -57,6 +58,7 @@ class Node:
         self.boot = 0
         self.is_up = False
         self.is_paused = False
+        self.died_ms = 0
         self.core: Replica | None = None
         self.arrivals = arrivals_of(self, self.arrivals_class)
         self._inbox: deque[tuple[str, Message]] = deque()
@@ -64,6 +66,10 @@ class Node:
         self._for_flush: deque[tuple[int, Entry]] = deque()
         self._is_syncing = False
         self._syncing_to = 0
+        self._synced_to = 0
+        self._unsaved: Ready | None = None
+        """What waits until the disk has room for the state; nothing else happens meanwhile."""
+        self._lost_meanwhile: dict[str, None] = {}
         self._committed_to = 0
         self._tick_at = 0
         self._meant_at = 0
@@ -79,6 +85,11 @@ class Node:
         forgot = self._lost_power and not self.plan.is_sync
         return not state.is_whole or state.resetting_until > 0 or self.disk.folder != self._folder or forgot
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the core must not be called now: the process stands still, or its disk has no room for its state."""
+        return self.is_paused or self._unsaved is not None
+
     # --- life ----------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -92,6 +103,8 @@ class Node:
         self._waiting.clear()
         self._for_flush.clear()
         self._is_syncing = False
+        self._unsaved = None
+        self._lost_meanwhile.clear()
         self._committed_to = 0
         store = self.simulation.store_of(self.name)
         self.coordinator = self.coordinator_class(
@@ -143,6 +156,7 @@ class Node:
         """SIGKILL: the operating system keeps what was written."""
         if self.is_up:
             self.is_up = False
+            self.died_ms = self.world.now
             self.boot += 1
             self.core = None
             self.simulation.tell(self.name, "dies")
@@ -171,7 +185,7 @@ class Node:
             return
         self._tick_at = 0
         self._meant_at = self._meant_at or at
-        if self.is_paused:
+        if self.is_stuck:
             self._tick_within(200)
             return
         late_ms, self._meant_at = at - self._meant_at, 0
@@ -190,7 +204,7 @@ class Node:
         if self.boot != boot or self.core is None:
             return
         items = self.simulation.etcd.items
-        if not self.is_paused and not self.simulation.is_etcd_cut(self.name):
+        if not self.is_stuck and not self.simulation.is_etcd_cut(self.name):
             self._membership = self.simulation.membership
             self.core.looked_up(self.world.now, self.simulation.epoch, self._membership)
             if MASTER not in items:
@@ -207,21 +221,25 @@ class Node:
         if self.is_paused:
             self._inbox.append((sender, message))
             return
+        if self._unsaved is not None or (self.disk.is_full and isinstance(message, Append) and message.payload is not None):
+            return
         self.core.step(self.world.now, sender, message)
         self._carry_out()
 
     def lost(self, peer: str) -> None:
         """The connection to a peer ended."""
-        if self.core is not None and not self.is_paused:
+        if self._unsaved is not None:
+            self._lost_meanwhile[peer] = None
+        elif self.core is not None and not self.is_paused:
             self.core.disconnected(self.world.now, peer)
             self._carry_out()
 
     def propose(self, value: int) -> bool:
         """A producer sends a message; False if this is not the master, or not yet."""
         core = self.core
-        if core is None or self.is_paused or core.leader is None or not core.leader.is_serving or core.leader.transfer_to:
+        if core is None or self.is_stuck or core.leader is None or not core.leader.is_serving or core.leader.transfer_to:
             return False
-        if self.disk.image.last - core.state.commit > WAITING_MAX:
+        if self.disk.is_full or self.disk.image.last - core.state.commit > WAITING_MAX:
             return False
         if self.wants_flush:
             core.leader.want_flush(self.disk.image.last + 1)
@@ -269,18 +287,25 @@ class Node:
             return
         self._is_syncing = False
         self.disk.sync(count)
-        if self.plan.is_sync:
-            self._tell_stored(self._syncing_to)
-        self.core.flushed(self._syncing_to)
-        self._carry_out()
+        self._synced_to = self._syncing_to
+        if self._unsaved is None:
+            self._tell_synced()
+            self._carry_out()
         if self.boot != boot:
             return
         if (self.disk.pending or self._syncing_to < self.disk.image.last) and not self._is_syncing:
             self._written()
 
+    def _tell_synced(self) -> None:
+        assert self.core is not None
+        if self.plan.is_sync:
+            self._tell_stored(self._synced_to)
+        self.core.flushed(self._synced_to)
+
     def _written_again_from(self, index: int) -> None:
         """Entries after `index` are replaced: a sync under way does not cover the new ones."""
         self._syncing_to = min(self._syncing_to, index)
+        self._synced_to = min(self._synced_to, index)
 
     def _tell_stored(self, index: int) -> None:
         assert self.core is not None
@@ -291,7 +316,9 @@ class Node:
     def _carry_out(self) -> None:
         """Do what the core wants, in the order of its contract."""
         try:
-            while self.core is not None and self.core.state.ready:
+            if self._unsaved is not None and self.disk.takes_state:
+                self._saved_late(self._unsaved)
+            while self.core is not None and self.core.state.ready and self._unsaved is None:
                 ready = self.core.take()
                 if self.simulation.story is not None:
                     self.simulation.story.did(self, ready)
@@ -314,8 +341,36 @@ class Node:
     def _do(self, ready: Ready) -> None:
         if ready.save is not None:
             self._failpoint(SAVE_WEIGHT)
+            if not self.disk.takes_state:
+                self._wait_for_room(ready)
+                return
             self.disk.state = ready.save
             self._failpoint(SAVE_WEIGHT)
+        self._go_on(ready)
+
+    def _wait_for_room(self, ready: Ready) -> None:
+        self._unsaved = ready
+        self.world.after(SAVE_AGAIN_MS, self._save_again, self.boot)
+
+    def _save_again(self, boot: int) -> None:
+        if self.boot != boot or self._unsaved is None:
+            return
+        if self.is_paused or not self.disk.takes_state:
+            self.world.after(SAVE_AGAIN_MS, self._save_again, boot)
+            return
+        self._carry_out()
+        lost, self._lost_meanwhile = self._lost_meanwhile, {}
+        for peer in lost:
+            self.lost(peer)
+
+    def _saved_late(self, ready: Ready) -> None:
+        assert ready.save is not None
+        self._unsaved = None
+        self.disk.state = ready.save
+        self._go_on(ready)
+        self._tell_synced()
+
+    def _go_on(self, ready: Ready) -> None:
         self._change_log(ready)
         if ready.messages:
             self._send(ready)
@@ -372,6 +427,11 @@ class Node:
 
     def _lead(self, epoch: int) -> None:
         self.simulation.checks.became_master(self, epoch)
+        if self.disk.is_full:
+            assert self.core is not None
+            self.core.become_slave(self.plan.timing.suspect_ms * 3)
+            self.core.state.ready.requests.append(Resign(epoch))
+            return
         self._append_own(0)
         self.simulation.nemesis.has_become_master(self)
         boot = self.boot
@@ -393,12 +453,12 @@ class Node:
         self.world.spawn(job, lambda: self.boot == boot)
 
     def _looked_up(self, boot: int) -> None:
-        if self.boot == boot and self.core is not None and not self.is_paused and not self.simulation.is_etcd_cut(self.name):
+        if self.boot == boot and self.core is not None and not self.is_stuck and not self.simulation.is_etcd_cut(self.name):
             self.core.looked_up(self.world.now, self.simulation.epoch, self.simulation.membership)
             self._carry_out()
 
     async def _awake(self) -> None:
-        while self.is_paused:
+        while self.is_stuck:
             await self.world.sleep(0.1)
 
     async def _campaign(self) -> None:
@@ -444,7 +504,7 @@ class Node:
     def operate(self, what: str, name: str) -> None:
         """Add or remove a replica, or hand over; refused if it does not fit just now."""
         core = self.core
-        if core is None or self.is_paused or core.leader is None:
+        if core is None or self.is_stuck or core.leader is None:
             return
         try:
             if what == "transfer":
@@ -452,7 +512,8 @@ class Node:
                 self.world.after(2_000, self._end_transfer, self.boot, core.leader.epoch)
             else:
                 after = core.state.membership.with_learner(name) if what == "join" else core.state.membership.without(name)
-                core.leader.propose(after)
+                core.leader.propose(after, self.world.now)
+                self.simulation.checks.proposes(self, after)
         except QmqError:
             return
         self._carry_out()

@@ -33,6 +33,8 @@ class Plan:
     """How often a fault goes for the master."""
     regicide: float = 0.0
     """How often a fault hits a new master immediately. A tenth as often, a fault hits a master that has just committed."""
+    fills: float = 0.0
+    """How often a fault, and the end of a master, find the disks of some replicas full."""
     fault_every_ms: int = 10_000
     proposal_every_ms: int = 1_000
     read_entries: int = 8
@@ -83,6 +85,8 @@ def draw(random: Random, minutes: int) -> Plan:
     if is_obsessed:
         kinds.append(random.choice(WEAK_MOMENTS))
     inflight = random.choice((1, 4, 24))
+    beside = Random()
+    beside.setstate(random.getstate())  # so that the other seeds tell the same story with and without this fault
     return Plan(
         voters=random.choice((3, 5) if is_obsessed else (3, 3, 5)),
         is_sync=random.random() < 0.6,
@@ -98,6 +102,7 @@ def draw(random: Random, minutes: int) -> Plan:
         failpoint=random.choice((0.0, 0.0, 0.001, 0.005)),
         aim=random.choice((0.0, 0.3, 0.7)),
         regicide=random.choice((0.0, 0.0, 0.2, 0.5)),
+        fills=beside.choice((0.0, 0.0, 0.0, 0.1, 0.5)),
         fault_every_ms=3_000 if is_obsessed else random.choice((1_000, 3_000, 10_000, 20_000)),
         proposal_every_ms=random.choice((400, 1_000, 3_000)),
         read_entries=random.choice((1, 8)),

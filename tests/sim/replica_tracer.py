@@ -242,7 +242,7 @@ class ReplicaTracer:
             "promised": core.state.promised,
             "last": {"epoch": last_epoch, "index": self._last},
             "commit": core.state.commit,
-            "whole": core.state.may_count,
+            "whole": core.state.is_whole and not core.state.resetting_until,  # what is on disk, be it verified or not
             "slave": {"inStep": core.in_step, "round": core.round, "masterCommit": core.master_commit},
             "leads": core.leader is not None,
             "peers": [{"name": name, "inStep": peer.is_in_step, "match": peer.match, "round": peer.round} for name, peer in peers.items()],

@@ -121,21 +121,21 @@ class Simulation:
         for _ in range(count):
             self.world.after(self.world.random.randint(1, 1_000), self.propose)
 
-    def _load(self) -> None:
+    def propose_often(self) -> None:
         if not self.is_calm:
             self.propose()
-        self.world.after(1 + int(self.world.random.expovariate(1 / self.plan.proposal_every_ms)), self._load)
+        self.world.after(1 + int(self.world.random.expovariate(1 / self.plan.proposal_every_ms)), self.propose_often)
 
     def run(self) -> Result:
         failure = ""
         try:
-            self.world.after(1_000, self._load)
+            self.world.after(1_000, self.propose_often)
             while self.world.now < self.plan.minutes * 60_000:
                 self.is_calm = self.network.is_calm = False
                 self.nemesis.begin()
                 self.stranger.begin()
                 self.world.run(self.world.now + ROUND_MS)
-                self._calm_down()
+                self.calm_down()
             for name in self.membership.voters:
                 self.checks.survived(self.nodes[name])
         except Violation as cause:
@@ -153,7 +153,7 @@ class Simulation:
             dict(self.faults),
         )
 
-    def _calm_down(self) -> None:
+    def calm_down(self) -> None:
         self.tell("", "everything is healed")
         self.is_calm = self.network.is_calm = True
         self.nemesis.end()

@@ -44,7 +44,7 @@ def blackouts(seed: int, node_class: type[FlushingNode] = FlushingNode) -> tuple
         minutes=0,
     )
     simulation = Simulation(seed, node_class=node_class, plan=plan)
-    simulation.world.after(1_000, simulation._load)
+    simulation.world.after(1_000, simulation.propose_often)
     committed = 0
     for _ in range(ROUNDS):
         simulation.is_calm = simulation.network.is_calm = False
@@ -56,7 +56,7 @@ def blackouts(seed: int, node_class: type[FlushingNode] = FlushingNode) -> tuple
             assert isinstance(node, FlushingNode)
             node.black_out()
         simulation.checks.everybody_lost_power()
-        simulation._calm_down()
+        simulation.calm_down()
         for name in simulation.membership.voters:
             simulation.checks.flushed_survived(simulation.nodes[name])
     return len(simulation.checks.flushed), committed

@@ -168,7 +168,7 @@ def trace(seed: int, lines_max: int, bug: type[Node] | None = None) -> Trace:
         simulation = TracedSimulation(seed, found, plan, TracedNode)
     else:
         simulation = UncheckedSimulation(seed, found, plan, type("TracedBug", (TracedNode, bug), {}))
-    simulation.world.after(1_000, simulation._load)
+    simulation.world.after(1_000, simulation.propose_often)
     simulation.nemesis.begin()
     try:
         while not found.end and simulation.world.now < LONGEST_MS:

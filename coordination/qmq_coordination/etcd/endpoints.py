@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qmq.errors import InvalidArgument
+from qmq.text_numbers import PORT_MAX, whole_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ def parse_endpoint(text: str, *, has_tls_files: bool) -> EtcdEndpoint:
     """Parse an endpoint. It uses TLS if it says https, or if it has no scheme and TLS files are given. Raises InvalidArgument."""
     scheme, separator, rest = text.strip().rpartition("://")
     host, _, port = rest.rstrip("/").rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536 or (separator and scheme not in ("http", "https")):
+    if not host or whole_number(port, PORT_MAX, 1) is None or (separator and scheme not in ("http", "https")):
         raise InvalidArgument(f"etcd endpoint {text!r} is not HOST:PORT, http://HOST:PORT or https://HOST:PORT")
     if scheme == "http" and has_tls_files:
         raise InvalidArgument(f"etcd endpoint {text!r} is plain text, but certificates are given: write https:// or leave them out")
@@ -51,17 +52,17 @@ class Rotation:
         """Begin with the first endpoint. Raises InvalidArgument if there is none."""
         if not endpoints:
             raise InvalidArgument("no etcd endpoint is given")
-        self._endpoints = tuple(dict.fromkeys(endpoints))
+        self.endpoints = tuple(dict.fromkeys(endpoints))
         self._at = 0
 
     def current(self) -> EtcdEndpoint:
         """The endpoint for the next call."""
-        return self._endpoints[self._at]
+        return self.endpoints[self._at]
 
     def leave(self, failed: EtcdEndpoint) -> None:
         """Switch to the next endpoint, if `failed` is still the current one."""
         if failed == self.current():
-            self._at = (self._at + 1) % len(self._endpoints)
+            self._at = (self._at + 1) % len(self.endpoints)
 
     def __str__(self) -> str:
-        return ", ".join(each.address for each in self._endpoints)
+        return ", ".join(each.address for each in self.endpoints)

@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from typing import Final
 
 import grpc
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from qmq.errors import CoordinationError, CoordinationUnknown
+from qmq.request_changes import note_change
+from qmq_coordination.etcd.endpoints import EtcdEndpoint
 from qmq_coordination.etcd.etcd_channel import Channels, EtcdConnection, Metadata, NotReady
 from qmq_coordination.etcd.etcd_methods import Method, Request, Response
 from qmq_coordination.etcd.failures import CallVerdict, refusal, unanswered, verdict
 
-T = TypeVar("T")
-Send = Callable[[EtcdConnection, float, Metadata], Awaitable[T]]
+Send = Callable[[EtcdConnection, float, Metadata], Awaitable[Response]]
 
 CALL_S: Final = 1.0
 """Deadline of one attempt: a stopped member never answers, and etcd normally answers within milliseconds."""
@@ -50,7 +51,18 @@ class EtcdCalls:
 
     async def change(self, method: Method[Request, Response], request: Request) -> Response:
         """Make a call that changes something. Raises CoordinationUnknown, CoordinationUnavailable, or the error with which etcd refuses."""
-        return await self._repeat(lambda at, timeout_s, metadata: at.unary(method, request, timeout_s, metadata), is_change=True)
+        try:
+            return await self._repeat(lambda at, timeout_s, metadata: at.unary(method, request, timeout_s, metadata), is_change=True)
+        except CoordinationUnknown:
+            note_change()
+            raise
+
+    async def read_at(self, endpoint: EtcdEndpoint, method: Method[Request, Response], request: Request) -> Response:
+        """As `read`, by one attempt at this endpoint. Raises TryAgain instead of CoordinationUnavailable."""
+        until = asyncio.get_running_loop().time() + self._call_s
+        return await self._attempt(
+            lambda at, timeout_s, metadata: at.unary(method, request, timeout_s, metadata), until, is_change=False, endpoint=endpoint
+        )
 
     async def exchange(self, method: Method[Request, Response], request: Request) -> Response:
         """One message in each direction over a stream, treated as a read: keep-alives have no other form."""
@@ -66,7 +78,7 @@ class EtcdCalls:
 
         return await self._repeat(send, is_change=False)
 
-    async def _repeat(self, send: Send[T], *, is_change: bool) -> T:
+    async def _repeat(self, send: Send[Response], *, is_change: bool) -> Response:
         until = asyncio.get_running_loop().time() + self._total_s
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(TryAgain),
@@ -76,7 +88,7 @@ class EtcdCalls:
         )
         tried: list[str] = []
 
-        async def attempt() -> T:
+        async def attempt() -> Response:
             try:
                 return await self._attempt(send, until, is_change)
             except TryAgain as failure:
@@ -87,22 +99,30 @@ class EtcdCalls:
             return await retrying(attempt)
         except TryAgain:
             channels = self._channels
-            raise unanswered(tried, str(channels.rotation), self._total_s, shows_certificate=channels.shows_certificate) from None
+            strangers = list(channels.strangers.values())
+            raise unanswered(
+                tried, str(channels.rotation), self._total_s, shows_certificate=channels.shows_certificate, strangers=strangers
+            ) from None
 
-    async def _attempt(self, send: Send[T], until: float, is_change: bool) -> T:
+    async def _attempt(self, send: Send[Response], until: float, is_change: bool, endpoint: EtcdEndpoint | None = None) -> Response:
         timeout_s = min(self._call_s, max(_ATTEMPT_S_MIN, until - asyncio.get_running_loop().time()))
         is_sent = False
         try:
-            connection = await self._channels.connection(timeout_s)
+            connection = await self._channels.take(timeout_s, endpoint)
             metadata: Metadata = ()
             try:
                 metadata = await self._channels.metadata(connection, timeout_s)
+                await self._channels.verify(connection, metadata, timeout_s)
                 is_sent = is_change
-                return await send(connection, timeout_s, metadata)
+                answer = await send(connection, timeout_s, metadata)
+                self._channels.check(connection, answer.header)
+                return answer
             except grpc.aio.AioRpcError as failure:
                 raise judge(self._channels, connection, metadata, failure, is_change=is_sent) from None
+            finally:
+                await self._channels.give_back(connection)
         except NotReady as failure:
-            raise TryAgain(str(failure)) from None
+            raise (CoordinationUnknown if is_sent else TryAgain)(str(failure)) from None
         except (asyncio.CancelledError, grpc.aio.UsageError) as cause:
             # Closing a channel cancels its calls, and gRPC then cancels the callers as if *they* had been cancelled.
             if not self._channels.closed.is_set() or is_cancelling():

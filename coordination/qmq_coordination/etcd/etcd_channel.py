@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -28,6 +29,8 @@ from qmq.proto.etcd import etcd_pb2 as pb
 from qmq.security.tls import Credentials, Tls
 from qmq_coordination.etcd.endpoints import EtcdEndpoint, EtcdTls, Rotation
 from qmq_coordination.etcd.etcd_methods import AUTHENTICATE, STATUS, Method, Request, Response
+
+log = logging.getLogger("qmq.coordination")
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -47,7 +50,7 @@ _CONNECT_POLL_S: Final = 0.003
 
 
 class NotReady(Exception):
-    """There is no connection to the endpoint, so nothing was sent. The text says why."""
+    """There is no connection to the endpoint, or it leads to another etcd cluster, so nothing was sent. The text says why."""
 
 
 class EtcdConnection:
@@ -56,6 +59,11 @@ class EtcdConnection:
     def __init__(self, endpoint: EtcdEndpoint, credentials: Credentials | None) -> None:
         """The channel connects at its first use. Without `credentials` the system's roots are trusted."""
         self.endpoint = endpoint
+        self.users = 0
+        """The number of calls and watches that use it."""
+        self.is_replaced = False
+        self.is_known = False
+        """Whether the member at the other end is known to belong to the right cluster."""
         if endpoint.is_tls:
             of_channel = grpc.ssl_channel_credentials() if credentials is None else credentials.channel_credentials()
             self._channel = grpc.aio.secure_channel(endpoint.address, of_channel, options=_OPTIONS)
@@ -68,6 +76,8 @@ class EtcdConnection:
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout_s
         while (state := self._channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+            # gRPC connects again only when it is asked to, here, so each new connection is noticed.
+            self.is_known = False
             if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
                 raise NotReady(await self._why())
             if loop.time() >= until:
@@ -128,8 +138,12 @@ class Channels:
         self._credentials = None if tls.ca is None else Credentials(Tls(tls.ca, tls.cert, tls.key), monotonic_s)
         self.shows_certificate = tls.cert is not None
         self._version = 0 if self._credentials is None else self._credentials.version
-        self._before: list[EtcdConnection] = []
-        """Connections with older certificates, which may have watches."""
+        self._replaced: set[EtcdConnection] = set()
+        """Connections with older certificates that have calls or watches."""
+        self._cluster = 0
+        """etcd's number of its cluster; 0 before the first answer."""
+        self.strangers: dict[EtcdEndpoint, str] = {}
+        """The endpoints that lead to another cluster, and what they answered."""
         self.user = user
         self._password = password
         self._token: str | None = None
@@ -137,24 +151,66 @@ class Channels:
         self._connections: dict[EtcdEndpoint, EtcdConnection] = {}
         self.closed = asyncio.Event()
 
-    async def connection(self, timeout_s: float) -> EtcdConnection:
-        """The current connection, ready; an endpoint that cannot be reached is left. Raises NotReady; CoordinationError if closed."""
+    async def take(self, timeout_s: float, endpoint: EtcdEndpoint | None = None) -> EtcdConnection:
+        """The connection to the current endpoint, or to this one, ready; `give_back` it. An endpoint that cannot be reached is left. Raises
+        NotReady; CoordinationError if closed.
+        """
         if self.closed.is_set():
             raise CoordinationError("the coordination store is closed")
         if self._credentials is not None and self._credentials.version != self._version:
             self._version = self._credentials.version
-            self._before.extend(self._connections.values())
-            self._connections.clear()
-        endpoint = self.rotation.current()
+            await self._replace()
+        endpoint = endpoint or self.rotation.current()
         found = self._connections.get(endpoint)
         if found is None:
             found = self._connections[endpoint] = EtcdConnection(endpoint, self._credentials)
+        found.users += 1
         try:
             await found.ready(timeout_s)
-        except NotReady:
-            self.rotation.leave(endpoint)
+        except BaseException as failure:
+            await self.give_back(found)
+            if isinstance(failure, NotReady):
+                self.rotation.leave(endpoint)
             raise
         return found
+
+    async def give_back(self, connection: EtcdConnection) -> None:
+        """Tell that a call or watch over this connection has ended."""
+        connection.users -= 1
+        if connection.is_replaced and not connection.users:
+            self._replaced.discard(connection)
+            await connection.close()
+
+    async def _replace(self) -> None:
+        before = list(self._connections.values())
+        self._connections.clear()
+        for each in before:
+            each.is_replaced = True
+        self._replaced.update(before)
+        for each in before:
+            each.users += 1
+            await self.give_back(each)
+
+    async def verify(self, connection: EtcdConnection, metadata: Metadata, timeout_s: float) -> None:
+        """Check that a new connection leads to the same etcd cluster as all others. Raises NotReady, grpc.aio.AioRpcError."""
+        if not connection.is_known:
+            self.check(connection, (await connection.unary(STATUS, pb.StatusRequest(), timeout_s, metadata)).header)
+
+    def check(self, connection: EtcdConnection, answer: pb.ResponseHeader) -> None:
+        """Check that an answer is one of this etcd cluster: gRPC may connect again between `verify` and the call. Raises NotReady."""
+        endpoint, found = connection.endpoint, answer.cluster_id
+        self._cluster = self._cluster or found
+        if found == self._cluster:
+            connection.is_known = True
+            self.strangers.pop(endpoint, None)
+            return
+        connection.is_known = False
+        text = f"{endpoint.address} belongs to the etcd cluster {found:x}, and this process uses {self._cluster:x}"
+        if endpoint not in self.strangers:
+            log.critical("%s: this process does not use it. Correct the address, or restart the process if etcd was restored", text)
+        self.strangers[endpoint] = text
+        self.rotation.leave(endpoint)
+        raise NotReady(text)
 
     async def metadata(self, connection: EtcdConnection, timeout_s: float) -> Metadata:
         """The metadata of a call; requests a token if there is a user and none yet. Raises grpc.aio.AioRpcError."""
@@ -183,6 +239,6 @@ class Channels:
     async def close(self) -> None:
         """Disconnect everything; watches see `closed`."""
         self.closed.set()
-        for connection in (*self._before, *self._connections.values()):
+        for connection in (*self._replaced, *self._connections.values()):
             await connection.close()
         self._connections.clear()

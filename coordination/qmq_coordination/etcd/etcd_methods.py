@@ -5,14 +5,25 @@ library's.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Protocol, Self, TypeVar
 
 from google.protobuf.message import Message
 
 from qmq.proto.etcd import etcd_pb2 as pb
 
+
+class EtcdAnswer(Protocol):
+    """What all of etcd's answers have."""
+
+    @property
+    def header(self) -> pb.ResponseHeader: ...
+
+    @classmethod
+    def FromString(cls, serialized: bytes, /) -> Self: ...  # noqa: N802 - protobuf's name
+
+
 Request = TypeVar("Request", bound=Message)
-Response = TypeVar("Response", bound=Message)
+Response = TypeVar("Response", bound=EtcdAnswer)
 
 
 @dataclass(frozen=True, slots=True)

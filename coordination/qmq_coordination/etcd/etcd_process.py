@@ -25,6 +25,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -91,13 +92,22 @@ class EtcdProcess:
     """One member. Its ports are chosen at construction. A restart keeps the ports and the data."""
 
     def __init__(
-        self, folder: Path, *, name: str = "etcd", tls: ServerTls | None = None, is_synced: bool = False, max_log_bytes: int = 4000
+        self,
+        folder: Path,
+        *,
+        name: str = "etcd",
+        tls: ServerTls | None = None,
+        is_synced: bool = False,
+        max_log_bytes: int = 4000,
+        ports: Sequence[int] = (),
     ) -> None:
-        """`folder` belongs to the member: data and log. Starts no process."""
+        """`folder` belongs to the member: data and log. `ports` are those of clients, peers and health; free ones by default. Starts no
+        process.
+        """
         self.name = name
         self.folder = folder
         self.tls = tls
-        self.client_port, self.peer_port, self.health_port = free_ports(3)
+        self.client_port, self.peer_port, self.health_port = ports or free_ports(3)
         self.peers: list[EtcdProcess] = [self]
         self._is_synced = is_synced
         self._log_bytes = max_log_bytes
@@ -244,7 +254,10 @@ class EtcdCluster:
     """Several members on this machine."""
 
     def __init__(self, folder: Path, count: int) -> None:
-        self.members = [EtcdProcess(folder / f"m{number}", name=f"m{number}") for number in range(count)]
+        ports = free_ports(3 * count)  # at once: none listens yet, so two calls may find the same
+        self.members = [
+            EtcdProcess(folder / f"m{number}", name=f"m{number}", ports=ports[3 * number : 3 * number + 3]) for number in range(count)
+        ]
         for member in self.members:
             member.peers = self.members
 

@@ -9,6 +9,7 @@ leases end. If no member can be reached: calls raise CoordinationUnavailable aft
 
 from __future__ import annotations
 
+import asyncio
 import math
 import secrets
 import time
@@ -17,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from qmq.errors import InvalidArgument, LeaseNotFound
+from qmq.errors import CoordinationError, InvalidArgument, LeaseNotFound
 from qmq.proto.etcd import etcd_pb2 as pb
+from qmq.request_changes import note_change
 from qmq_coordination.coordination_store import (
     NO_LEASE,
     Compare,
@@ -32,8 +34,8 @@ from qmq_coordination.coordination_store import (
     TxnResult,
     WatchedChanges,
 )
-from qmq_coordination.etcd.endpoints import EtcdTls, Rotation, parse_endpoint
-from qmq_coordination.etcd.etcd_calls import CALL_S, TOTAL_S, EtcdCalls
+from qmq_coordination.etcd.endpoints import EtcdEndpoint, EtcdTls, Rotation, parse_endpoint
+from qmq_coordination.etcd.etcd_calls import CALL_S, TOTAL_S, EtcdCalls, TryAgain
 from qmq_coordination.etcd.etcd_channel import Channels
 from qmq_coordination.etcd.etcd_methods import COMPACT, DELETE_RANGE, LEASE_GRANT, LEASE_KEEP_ALIVE, LEASE_REVOKE, PUT, RANGE, STATUS, TXN
 from qmq_coordination.etcd.etcd_users import protect
@@ -53,6 +55,17 @@ class EtcdStatus:
     leader: int
     revision: Revision
     db_size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdMember:
+    """What the member at an address answered. `failure` is the reason why it cannot be used; empty if it can. `version` is empty if the
+    member does not tell this user.
+    """
+
+    address: str
+    version: str = ""
+    failure: str = ""
 
 
 class EtcdStore:
@@ -102,11 +115,14 @@ class EtcdStore:
     async def put(self, key: str, value: bytes, lease: LeaseId = NO_LEASE) -> Revision:
         """See CoordinationStore. Raises CoordinationUnknown."""
         done = await self._calls.change(PUT, self._converter.put(Put(key, value, lease)))
+        note_change()
         return Revision(done.header.revision)
 
     async def delete(self, key: str, *, is_prefix: bool = False) -> int:
         """See CoordinationStore. Raises CoordinationUnknown."""
-        return (await self._calls.change(DELETE_RANGE, self._converter.delete(Delete(key, is_prefix)))).deleted
+        done = await self._calls.change(DELETE_RANGE, self._converter.delete(Delete(key, is_prefix)))
+        note_change()
+        return done.deleted
 
     async def txn(self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()) -> TxnResult:
         """See CoordinationStore. Raises CoordinationUnknown."""
@@ -116,6 +132,8 @@ class EtcdStore:
             failure=[self._converter.operation(each) for each in failure],
         )
         done = await self._calls.change(TXN, request)
+        if success if done.succeeded else failure:
+            note_change()
         results = tuple(self._converter.result(each) for each in done.responses)
         return TxnResult(done.succeeded, Revision(done.header.revision), results)
 
@@ -155,6 +173,23 @@ class EtcdStore:
         found = await self._calls.read(STATUS, pb.StatusRequest())
         header = found.header
         return EtcdStatus(found.version, header.member_id, found.leader, Revision(header.revision), found.db_size_bytes)
+
+    async def members(self) -> tuple[EtcdMember, ...]:
+        """What the member at each endpoint answers, within the deadline of one attempt. All are asked at the same time."""
+        return tuple(await asyncio.gather(*[self._member(each) for each in self._channels.rotation.endpoints]))
+
+    async def _member(self, endpoint: EtcdEndpoint) -> EtcdMember:
+        try:
+            async with asyncio.timeout(self._call_s):
+                return EtcdMember(endpoint.address, (await self._calls.read_at(endpoint, STATUS, pb.StatusRequest())).version)
+        except TimeoutError:
+            return EtcdMember(endpoint.address, failure=f"no answer within {self._call_s:g} s")
+        except TryAgain as failure:
+            return EtcdMember(endpoint.address, failure=str(failure))
+        except CoordinationError:  # the member refuses to tell this user
+            if self._channels.closed.is_set():
+                raise
+            return EtcdMember(endpoint.address)
 
     async def protect(self, user: str, member: str, prefix: str) -> None:
         """Turn on etcd's access control for users that certificates name: see etcd_users. Afterwards only `root` may do this."""

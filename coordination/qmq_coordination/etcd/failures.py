@@ -20,7 +20,7 @@ from typing import Final
 
 import grpc
 
-from qmq.errors import Compacted, CoordinationError, CoordinationTlsFailed, CoordinationUnavailable, LeaseNotFound
+from qmq.errors import Compacted, CoordinationError, CoordinationTlsFailed, CoordinationUnavailable, LeaseNotFound, WrongCoordinationStore
 
 
 class LeaseExists(CoordinationError):
@@ -85,10 +85,17 @@ one.
 """
 
 
-def unanswered(tried: Sequence[str], asked: str, within_s: float, *, shows_certificate: bool) -> CoordinationUnavailable:
-    """The error of a call that no member answered. `tried` is the failure of each attempt, `asked` are the members' addresses."""
+def unanswered(
+    tried: Sequence[str], asked: str, within_s: float, *, shows_certificate: bool, strangers: Sequence[str] = ()
+) -> CoordinationUnavailable:
+    """The error of a call that no member answered. `tried` is the failure of each attempt, `asked` are the members' addresses, `strangers`
+    the answers of those that belong to another cluster.
+    """
+    if strangers:
+        hint = "correct etcd's addresses (--etcd, DNS); if etcd was restored from a snapshot, restart this process"
+        return WrongCoordinationStore(f"{'; '.join(strangers)}: {hint}. Asked: {asked}. Last: {tried[-1]}")
     last = next((each for each in reversed(tried) if _OUR_DOUBT.search(each) or _ITS_DOUBT.search(each)), tried[-1])
-    text = f"no etcd member answered within {within_s:g} s; nothing was changed. Asked: {asked}. Last: {last}"
+    text = f"no etcd member answered within {within_s:g} s. Asked: {asked}. Last: {last}"
     ours = _OUR_DOUBT.search(last)
     if ours is not None and ours[2]:
         hint = "etcd's certificate is not for the address that is asked: name a host that is in it (--etcd), or put the address into it"
@@ -106,7 +113,7 @@ def unanswered(tried: Sequence[str], asked: str, within_s: float, *, shows_certi
 def refusal(details: str) -> CoordinationError:
     """Convert etcd's refusal to one of our errors."""
     if "lease not found" in details:
-        return LeaseNotFound(f"the lease has ended ({details}); nothing was changed")
+        return LeaseNotFound(f"the lease has ended ({details})")
     if "lease already exists" in details:
         return LeaseExists(f"the lease exists ({details})")
     if "name already exists" in details:

@@ -139,8 +139,8 @@ class Watcher:
                     if answer is not None:
                         self._check(stream, answer)
                 except TryAgain as failure:
-                    _cancel(stream)
-                    stream = None
+                    ended, stream = stream, None
+                    await self._end(ended)
                     await self._pause(closed, failure)
                     continue
                 if answer is None:
@@ -153,24 +153,40 @@ class Watcher:
             if not self._channels.closed.is_set() or is_cancelling():
                 raise
         finally:
-            _cancel(stream)
             closed.cancel()
+            await self._end(stream)
 
     async def _open(self, closed: asyncio.Task[bool]) -> _Stream:
         try:
-            connection = await self._channels.connection(self._call_s)
+            connection = await self._channels.take(self._call_s)
         except NotReady as failure:
             raise TryAgain(str(failure)) from None
+        metadata: Metadata = ()
         try:
             metadata = await self._channels.metadata(connection, self._call_s)
-        except grpc.aio.AioRpcError as failure:
-            raise judge(self._channels, connection, (), failure, is_change=False) from None
+            await self._channels.verify(connection, metadata, self._call_s)
+            stream = _Stream(connection, metadata, closed)
+        except BaseException as failure:
+            await self._channels.give_back(connection)
+            if isinstance(failure, grpc.aio.AioRpcError):
+                raise judge(self._channels, connection, metadata, failure, is_change=False) from None
+            if isinstance(failure, NotReady):
+                raise TryAgain(str(failure)) from None
+            raise
         self._revisions.restart()
-        stream = _Stream(connection, metadata, closed)
         key, end = self._span
         create = pb.WatchCreateRequest(key=key, range_end=end, start_revision=self._revisions.next_revision, fragment=True)
-        await stream.send(pb.WatchRequest(create_request=create))
+        try:
+            await stream.send(pb.WatchRequest(create_request=create))
+        except BaseException:
+            await self._end(stream)
+            raise
         return stream
+
+    async def _end(self, stream: _Stream | None) -> None:
+        if stream is not None:
+            stream.cancel()
+            await self._channels.give_back(stream.connection)
 
     async def _next(self, stream: _Stream) -> pb.WatchResponse | None:
         try:
@@ -183,6 +199,10 @@ class Watcher:
 
     def _check(self, stream: _Stream, answer: pb.WatchResponse) -> None:
         """Returns if the watch continues. Raises TryAgain, Compacted, CoordinationError."""
+        try:
+            self._channels.check(stream.connection, answer.header)
+        except NotReady as failure:
+            raise TryAgain(str(failure)) from None
         if not answer.canceled:
             self._is_denied = False
             self._failures = self._failures if answer.created else 0
@@ -207,8 +227,3 @@ class Watcher:
         pause_s = random.uniform(0, min(_PAUSE_S_MAX, 0.02 * 2 ** min(self._failures, 10)))  # noqa: S311 - jitter
         self._failures += 1
         await asyncio.wait({closed}, timeout=pause_s)
-
-
-def _cancel(stream: _Stream | None) -> None:
-    if stream is not None:
-        stream.cancel()

@@ -47,6 +47,9 @@ PAUSED: Final = Figure("qmq_group_paused", GAUGE, _GROUP, "1 if an operator paus
 PULLED: Final = Figure("qmq_pulled_messages_total", COUNTER, _GROUP, "Messages handed out.")
 PULLED_BYTES: Final = Figure("qmq_pulled_bytes_total", COUNTER, _GROUP, "Bytes of the batches that contain these messages.")
 RETRIED: Final = Figure("qmq_retried_messages_total", COUNTER, _GROUP, "Messages handed out again after an earlier attempt.")
+FILTERED: Final = Figure(
+    "qmq_filtered_messages_total", COUNTER, _GROUP, "Messages that the tags of the group's consumers left out: they count as done."
+)
 ACKED: Final = Figure("qmq_acked_messages_total", COUNTER, _GROUP, "Messages that consumers acknowledged.")
 NACKED: Final = Figure("qmq_nacked_messages_total", COUNTER, _GROUP, "Messages that consumers reported as failed.")
 RELEASED: Final = Figure("qmq_released_messages_total", COUNTER, _GROUP, "Messages that consumers returned without having worked on them.")
@@ -63,6 +66,7 @@ _TALLIES: Final[tuple[tuple[Figure, Callable[[GroupCounters], int]], ...]] = (
     (PULLED, lambda counters: counters.pulled),
     (PULLED_BYTES, lambda counters: counters.pulled_bytes),
     (RETRIED, lambda counters: counters.retried),
+    (FILTERED, lambda counters: counters.filtered),
     (ACKED, lambda counters: counters.acked),
     (NACKED, lambda counters: counters.nacked),
     (RELEASED, lambda counters: counters.released),

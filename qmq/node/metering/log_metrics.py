@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from qmq.broker.broker import Broker
+from qmq.broker.replica_time import ReplicaTime
 from qmq.log.recent_writes import ACTIONS, MESSAGES
 from qmq.metrics.figures import COUNTER, GAUGE, HISTOGRAM, Figure, Reading, one
 
@@ -41,6 +42,12 @@ RETENTION_FAILURES: Final = Figure(
     _OF,
     "Queues that retention could not read and files that it could not delete; each attempt counts.",
 )
+RETENTION_BEHIND: Final = Figure(
+    "qmq_retention_behind_seconds",
+    GAUGE,
+    _OF,
+    "How far the time by which retention counts is behind the machine's clock, which nobody has confirmed; normally 0.",
+)
 UNREADABLE: Final = Figure(
     "qmq_unreadable_blocks_total", COUNTER, _OF, "Blocks of the logs that the disk could not read (EIO); each attempt counts."
 )
@@ -60,13 +67,15 @@ class LogSource:
         CHECKPOINT_AT,
         DELETED,
         RETENTION_FAILURES,
+        RETENTION_BEHIND,
         DAMAGED,
         UNREADABLE,
     )
 
-    def __init__(self, broker: Broker, group: str) -> None:
+    def __init__(self, broker: Broker, group: str, time: ReplicaTime | None = None) -> None:
         self._broker = broker
         self._group = group
+        self._time = time
 
     def read(self) -> Iterator[Reading | None]:
         store, counters, group = self._broker.store, self._broker.counters, self._group
@@ -82,5 +91,7 @@ class LogSource:
         yield one(CHECKPOINT_AT, counters.checkpoint_ms / 1000, group)
         yield one(DELETED, counters.files_deleted, group)
         yield one(RETENTION_FAILURES, counters.retention_failures, group)
+        behind_ms = 0 if self._time is None else self._time.status().behind_clock_ms
+        yield one(RETENTION_BEHIND, max(behind_ms, 0) / 1000, group)
         yield one(DAMAGED, counters.damaged, group)
         yield one(UNREADABLE, store.disk.unreadable, group)

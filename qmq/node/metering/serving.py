@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from qmq.broker.broker import Broker
 from qmq.broker.data_server import DataServer
+from qmq.broker.replica_time import ReplicaTime
 from qmq.metrics.figures import Figure, FigureSource
 from qmq.metrics.readiness import Readiness
 from qmq.network import NETWORK, UNIX, Network, is_local
@@ -31,9 +32,10 @@ def sources_of(
     describe: Callable[[], pb.ReplicaStatus],
     roles: Mapping[str, int],
     refused: Callable[[], Mapping[str, int]] = dict,
+    time: ReplicaTime | None = None,
 ) -> list[FigureSource]:
     """The sources that a broker and a delay server have in common."""
-    return [ReplicaSource(group, describe, roles, refused), LogSource(broker, group), BrokerSource(broker, group, server)]
+    return [ReplicaSource(group, describe, roles, refused), LogSource(broker, group, time), BrokerSource(broker, group, server)]
 
 
 def metrics_host(host: str, given: str) -> str:

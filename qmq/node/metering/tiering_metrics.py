@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from qmq.log.segments import Segments
 from qmq.metrics.figures import COUNTER, GAUGE, Figure, Reading, one
 from qmq.tiering.segment_copier import SegmentCopier
 from qmq.tiering.stored_reads import StoredReads
@@ -31,6 +32,9 @@ READ: Final = Figure("qmq_object_store_read_bytes_total", COUNTER, _OF, "Bytes o
 READ_FAILURES: Final = Figure(
     "qmq_object_store_read_failures_total", COUNTER, _OF, "Chunks that could not be read from the object store; they are asked for again."
 )
+DAMAGED: Final = Figure(
+    "qmq_object_store_damaged_chunks", GAUGE, _OF, "Chunks of the log that the object store has lost or changed, as far as readers noticed."
+)
 CACHED: Final = Figure("qmq_object_store_cache_bytes", GAUGE, _OF, "Bytes of the chunks in the cache on the disk.")
 LOCAL: Final = Figure("qmq_log_local_bytes", GAUGE, _OF, "Bytes of the message log that are on this disk.")
 
@@ -38,13 +42,13 @@ LOCAL: Final = Figure("qmq_log_local_bytes", GAUGE, _OF, "Bytes of the message l
 class TieringSource:
     """The source of a broker that has an object store."""
 
-    figures: Final = (STORED, WAITING, COPIED, DELETED, FAILURES, READ, READ_FAILURES, CACHED, LOCAL)
+    figures: Final = (STORED, WAITING, COPIED, DELETED, FAILURES, READ, READ_FAILURES, DAMAGED, CACHED, LOCAL)
 
-    def __init__(self, copier: SegmentCopier, stored: StoredReads, local_bytes: Callable[[], int], group: str) -> None:
-        """`local_bytes` returns the number of bytes of the message log on the disk."""
+    def __init__(self, copier: SegmentCopier, stored: StoredReads, log: Callable[[], Segments], group: str) -> None:
+        """`log` returns the message log."""
         self._copier = copier
         self._stored = stored
-        self._local_bytes = local_bytes
+        self._log = log
         self._group = group
 
     def read(self) -> Iterator[Reading | None]:
@@ -56,5 +60,6 @@ class TieringSource:
         yield Reading(FAILURES, [((group, reason), count) for reason, count in counters.failures.items()])
         yield one(READ, self._stored.counters.fetched_bytes, group)
         yield one(READ_FAILURES, self._stored.counters.failures, group)
+        yield one(DAMAGED, len(self._log().damaged_objects()), group)
         yield one(CACHED, self._stored.cached_bytes, group)
-        yield one(LOCAL, self._local_bytes(), group)
+        yield one(LOCAL, self._log().local_bytes, group)

@@ -39,6 +39,17 @@ def test_no_role_listens_beyond_its_machine_unasked(role: list[str], host: str, 
     assert all(way in said for way in ("--host 127.0.0.1", "--insecure", "QMQ_INSECURE=1", "docs/SECURITY.md"))
 
 
+@pytest.mark.parametrize("role", [role for role in ROLES if role[0] != "meta"], ids=lambda role: role[0])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_no_role_tells_clients_to_connect_to_a_wildcard_address(
+    role: list[str], host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = refusal([*role, "--host", host, "--insecure"], tmp_path)
+    assert f"clients cannot connect to {host}" in said
+    assert "--advertise HOST (QMQ_ADVERTISE)" in said
+
+
 @pytest.mark.parametrize("role", ["gateway", "console"])
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3"])
 def test_neither_gateway_nor_console_listens_beyond_its_machine_unasked(role: str, host: str, tmp_path: Path) -> None:

@@ -136,10 +136,16 @@ async def test_administration_of_a_slave_is_refused_and_says_where_the_master_is
         slave = next(node for node in cluster.nodes.values() if node is not master)
         with pytest.raises(NotMaster):
             await slave.standing.transfer("a")
+        await eventually(lambda: slave.broker.master_address == master.address)
+        with pytest.raises(NotMaster, match=f"the master is at {master.address}"):
+            slave.broker.require_serving()
+        assert master.broker.master_address != master.address, "a master names itself to nobody as another place to ask"
         with pytest.raises(InvalidArgument, match="is the master"):
             await master.standing.change(remove=master.config.replica)
-        with pytest.raises(InvalidArgument, match="another voter"):
+        with pytest.raises(InvalidArgument, match="no voter of this group"):
             await master.standing.transfer("nobody")
+        with pytest.raises(InvalidArgument, match="is the master already"):
+            await master.standing.transfer(master.config.replica)
         assert master.broker.is_serving
 
 
@@ -195,14 +201,14 @@ async def test_a_master_hands_over_before_its_process_is_stopped_and_still_answe
         await cluster.master()
         await mq.send("orders", b"before")
         former, control = await _control_of_master(cluster)
-        done = await asyncio.to_thread(cli_process.hand_over, control)
+        done = await asyncio.to_thread(cli_process.hand_over, former, control)
         assert done.returncode == 0, done.stderr
         (said,) = json.loads(done.stdout)
         assert said["master"] not in ("", former)
         await eventually(lambda: cluster.nodes[said["master"]].broker.is_serving)
         assert not cluster.nodes[former].broker.is_serving, "it follows, and sends clients to the new master"
         await mq.send("orders", b"after")
-        again = await asyncio.to_thread(cli_process.hand_over, control)
+        again = await asyncio.to_thread(cli_process.hand_over, former, control)
         assert json.loads(again.stdout) == [said], "who is no master has nothing to hand over"
 
 
@@ -214,9 +220,9 @@ async def test_a_hand_over_is_tried_until_another_replica_can_take_over(tmp_path
         others = [name for name in NAMES if name != former]
         for name in others:
             await cluster.stop(name)
-        failed = await asyncio.to_thread(cli_process.hand_over, control, "0")
+        failed = await asyncio.to_thread(cli_process.hand_over, former, control, "0")
         assert (failed.returncode, b"took over" in failed.stderr or b"take over" in failed.stderr) == (3, True), failed.stderr
-        handing = asyncio.create_task(asyncio.to_thread(cli_process.hand_over, control, "60"))
+        handing = asyncio.create_task(asyncio.to_thread(cli_process.hand_over, former, control, "60"))
         for name in others:
             await cluster.start(name)
         done = await handing

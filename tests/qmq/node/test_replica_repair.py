@@ -30,6 +30,7 @@ from qmq.proto.v1 import control_pb2_grpc
 from qmq.rpc import answering
 from qmq.rpc_door import RpcBounds, RpcDoor
 from qmq.rpc_server import rpc_server
+from qmq.server_name import ServerName
 
 CONFIG = LogConfig()
 object.__setattr__(CONFIG, "segment_bytes", 4_000)
@@ -104,14 +105,14 @@ class Peer(control_pb2_grpc.BrokerControlServicer):
 
 
 @asynccontextmanager
-async def serving(*stores: Store) -> AsyncIterator[tuple[dict[str, str], list[Peer]]]:
+async def serving(*stores: Store) -> AsyncIterator[tuple[dict[ServerName, str], list[Peer]]]:
     """Control ports of other replicas; the last one does not exist."""
     servers, addresses, peers = [], {}, []
     for number, store in enumerate(stores):
         server = rpc_server(RpcDoor(RpcBounds(10, 10)))
         peers.append(Peer(store))
         control_pb2_grpc.add_BrokerControlServicer_to_server(peers[-1], server)
-        addresses[f"r{number}"] = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        addresses[ServerName(replica=f"r{number}")] = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         servers.append(server)
     try:
@@ -120,7 +121,7 @@ async def serving(*stores: Store) -> AsyncIterator[tuple[dict[str, str], list[Pe
         await asyncio.gather(*[server.stop(None) for server in servers])
 
 
-async def repaired(folder: Path, addresses: dict[str, str]) -> Store:
+async def repaired(folder: Path, addresses: dict[ServerName, str]) -> Store:
     """Open the store and repair what prevents that."""
     for _ in range(100):
         try:
@@ -202,7 +203,7 @@ async def test_damage_on_two_of_three_at_different_places_is_mended_on_both(fold
     spoil(folders[1], 0, found[12].position, 70)
     async with serving(*stores) as (addresses, _):
         for mine, at in ((0, 10), (1, 11)):
-            others = {name: address for name, address in addresses.items() if name != f"r{mine}"}
+            others = {name: address for name, address in addresses.items() if name.replica != f"r{mine}"}
             assert await replica_repair.repair(others, stores[mine], LogDamaged("", log=0, position=found[at].position))
             assert files(folders[mine]) == before
 
@@ -228,7 +229,7 @@ async def test_a_peer_that_is_away_or_behind_is_passed_over(folders: list[Path])
     damage = LogDamaged("", log=0, position=found[-2].position)
     behind.messages.truncate(found[-4].position)
     async with serving(behind, other) as (addresses, _):
-        addresses = {"away": "127.0.0.1:1", **addresses}
+        addresses = {ServerName(replica="away"): "127.0.0.1:1", **addresses}
         assert await replica_repair.repair(addresses, mine, damage)
     assert files(folders[0]) == before
 

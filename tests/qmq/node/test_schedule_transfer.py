@@ -24,6 +24,10 @@ from qmq.node import schedule_transfer
 from qmq.node.node_timing import NodeTiming
 from qmq.node.schedule_files import ReplicaScheduleFiles
 from qmq.node.schedule_transfer import ScheduleTransfer
+from qmq.proto.v1 import delay_pb2 as pb
+from qmq.rpc import MESSAGE_BYTES_MAX
+from qmq.schedule_description import describe_schedule
+from qmq.server_name import ServerName
 
 HOUR = "20261121T130000Z"
 LOG, IDX = f"{HOUR}.log", f"{HOUR}.idx"
@@ -33,11 +37,11 @@ QUICK = NodeTiming(schedule_retry_s=0.01, schedule_give_s=0.01)
 
 
 class Form:
-    """A schedule whose state is its files and their lengths."""
+    """A schedule whose state is its files and their lengths; those without bytes only make it long."""
 
     @staticmethod
     def files(state: Any) -> list[tuple[str, int]]:
-        return [(name, size) for name, size in state]
+        return [(name, size) for name, size in state if size]
 
     @staticmethod
     def adopt(folder: Path, state: bytes, disk: Disk | None = None) -> None:
@@ -52,18 +56,23 @@ class Donor:
         self.has_schedule = True
         self.reads: list[str] = []
         self.before_read: Callable[[str], None] = lambda _: None
+        self.before_describe: Callable[[], None] = lambda: None
         (folder / "schedule").mkdir(parents=True)
 
     async def start(self) -> None:
         files = ReplicaScheduleFiles(self.folder, lambda: self.has_schedule)
-        plain = files.read
+        plain, describe = files.read, files.describe
 
         def read(file: str, offset: int, bytes_max: int) -> bytes:
             self.reads.append(file)
             self.before_read(file)
             return plain(file, offset, bytes_max)
 
-        files.read = read  # type: ignore[method-assign]
+        def described_now() -> tuple[bytes, int]:
+            self.before_describe()
+            return describe()
+
+        files.read, files.describe = read, described_now  # type: ignore[method-assign]
         self.server = grpc.aio.server()
         DelayService(DelayIdentity("d", self.folder.name, 3_600_000), lambda: None, files).add_to(self.server)
         self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
@@ -82,7 +91,7 @@ class Replica:
 
     def __init__(self, folder: Path, disk: Disk) -> None:
         self.folder = folder
-        self.others: dict[str, str] = {}
+        self.others: dict[ServerName, str] = {}
         self.whole_from: int | None = 1
         self.committed = 1_000
         self.is_master = False
@@ -101,7 +110,7 @@ class Replica:
     def complete_from(self) -> int | None:
         return self.needs_from()
 
-    def donors(self) -> Mapping[str, str]:
+    def donors(self) -> Mapping[ServerName, str]:
         return self.others
 
     def needs_from(self) -> int | None:
@@ -123,7 +132,7 @@ async def running(tmp_path: Path, *names: str, disk: Disk | None = None) -> Asyn
     replica = Replica(tmp_path / "a", disk or Disk())
     for donor in donors:
         await donor.start()
-        replica.others[donor.folder.name] = donor.address
+        replica.others[ServerName(replica=donor.folder.name)] = donor.address
     try:
         yield replica, donors
     finally:
@@ -154,6 +163,35 @@ async def test_files_are_what_they_were_at_the_checkpoint_although_they_grow_mea
         assert replica.adopted == [{LOG: big, IDX: b"0123456789", "state": described([(LOG, len(big)), (IDX, 10)])}]
         assert donor.reads.count(LOG) > 3
         assert not (replica.folder / schedule_transfer.ASIDE).exists()
+
+
+async def test_a_state_longer_than_an_answer_comes_in_pieces_of_one_checkpoint(tmp_path: Path) -> None:
+    def state(index: int) -> list[tuple[str, int]]:
+        return [(LOG, 3), *[(f"{index} {'x' * MIB}", 0)] * (MESSAGE_BYTES_MAX // MIB + 1)]
+
+    async with running(tmp_path) as (replica, (donor,)):
+        donor.write(LOG, b"old")
+        donor.checkpoint(7, state(7))
+        asked = []
+        donor.before_describe = lambda: asked.append(7)
+        replica.transfer.start()
+        await eventually(lambda: replica.has_all)
+        assert replica.adopted == [{LOG: b"old", "state": described(state(7))}]
+        assert len(asked) == 1, "the donor reads the state once"
+
+
+async def test_pieces_of_two_checkpoints_are_not_joined() -> None:
+    """Two replicas ask at the same time, and a checkpoint is written between their first pieces."""
+    states = {7: b"older" * 10, 8: b"newer!" * 10}
+    indexes = iter([7, 8, 8, *[8] * 20])
+
+    class Donor:
+        async def DescribeSchedule(self, request: pb.DescribeScheduleRequest, timeout: float) -> pb.ScheduleDescription:
+            index = next(indexes)
+            state = states[index]
+            return pb.ScheduleDescription(state=state[request.offset : request.offset + 9], index=index, state_bytes=len(state))
+
+    assert (await describe_schedule(Donor(), timeout_s=1.0)).state == states[8]
 
 
 async def test_a_file_that_vanishes_restarts_the_copy_with_the_next_checkpoint(tmp_path: Path) -> None:
@@ -203,7 +241,7 @@ async def test_a_master_without_a_schedule_waits_for_a_replica_that_has_one(tmp_
         donor.has_schedule = False
         asked: list[int] = []
 
-        def donors() -> Mapping[str, str]:
+        def donors() -> Mapping[ServerName, str]:
             asked.append(1)
             return replica.others if len(asked) > 2 else {}
 

@@ -44,4 +44,5 @@ async def _change_blindly(self: Coordinator, before: ReplicaMembership, after: R
 in_coordinator("change the membership without comparing, and give up on a lost answer", change=_change_blindly)
 in_leader("change the membership while a change is under way", may_change=lambda self: self.is_serving)
 in_leader("change the membership before the last change has a majority", may_change=lambda self: self.change is None and self.is_serving)
+in_leader("remove a voter though too few of those that stay are there", _require_majority=lambda self, after: None)
 in_leader("change the membership before serving", may_change=lambda self: self.change is None)

@@ -27,6 +27,13 @@ def _promise_in_memory(self: Node, ready: Ready) -> None:
 in_node("keep promises in memory only", _do=_promise_in_memory)
 
 
+def _promise_on_a_full_disk(self: Node, ready: Ready) -> None:
+    self._go_on(ready)
+
+
+in_node("promise although the disk has no room for the promise", _wait_for_room=_promise_on_a_full_disk)
+
+
 def _send_first(self: Node, ready: Ready) -> None:
     self._send(ready)
     ready.messages = []
