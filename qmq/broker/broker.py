@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
 
 from qmq.broker.broker_config import BrokerConfig
 from qmq.broker.broker_counters import BrokerCounters
@@ -37,6 +38,7 @@ from qmq.broker.staged_produces import StagedProduces
 from qmq.broker.turn_schedule import TurnSchedule
 from qmq.clock import Clock
 from qmq.errors import (
+    CallerError,
     DiskFull,
     InvalidArgument,
     NotMaster,
@@ -45,6 +47,7 @@ from qmq.errors import (
     ReadOnly,
     Stopping,
 )
+from qmq.limits import UNWRITTEN_BYTES_MAX
 from qmq.log.actions import ScheduleAction
 from qmq.log.checkpoint_writing import CheckpointPlan, begin_checkpoint
 from qmq.log.queue import Queue
@@ -198,8 +201,8 @@ class Broker:
         self.subjects.forget()
 
     def _not_master(self) -> str:
-        where = f"; it is at {self.master_address}" if self.master_address else ""
-        return f"{self.config.name} is not its group's master{where}"
+        where = f"the master is at {self.master_address}" if self.master_address else "no other master is known yet, so try again"
+        return f"{self.config.name} is not its group's master; {where}"
 
     def _unknown_here(self) -> NotMaster:
         """The error for requests that may have been stored: this replica will not know."""
@@ -215,6 +218,13 @@ class Broker:
         if not self.has_consumers:
             raise InvalidArgument("a delay group serves no consumers: attach to the subject's broker group")
         self.require_serving()
+
+    def require_action_room(self) -> None:
+        """Raises DiskFull if too many actions of consumers wait for disk space."""
+        if self.store.unwritten.encoded_bytes > UNWRITTEN_BYTES_MAX:
+            raise DiskFull(
+                f"{UNWRITTEN_BYTES_MAX} bytes of acknowledgements wait for room on the broker's disk: free some space, or shorten retention"
+            )
 
     # --- producing -----------------------------------------------------------------------------------------------------
 
@@ -263,7 +273,7 @@ class Broker:
     @property
     def _has_rest(self) -> bool:
         """Whether a turn has left work for the next one: work that came up after its step."""
-        is_unwritten = self.store.unwritten and not self._is_action_log_full
+        is_unwritten = self.store.unwritten.waits and not self._is_action_log_full
         return bool(self.turns.has_answers or self.produces.staged or (self.is_serving and (self.dispatch.to_wake or is_unwritten)))
 
     def _turn(self) -> None:
@@ -272,7 +282,7 @@ class Broker:
         if self.is_serving and self.dispatch.to_wake:
             self.dispatch.wake_due()
         self.turns.flush_outboxes()
-        if self.is_serving and self.store.unwritten:
+        if self.is_serving and self.store.unwritten.waits:
             self._write_actions()
             self.turns.flush_outboxes()
         self._on_turn_end()
@@ -293,13 +303,39 @@ class Broker:
     async def committed(self) -> None:
         """Returns when everything done so far is committed. Raises NotMaster if this replica will not learn that."""
         waiter: asyncio.Future[None] = self.loop.create_future()
-        if self.store.unwritten:
+        if self.store.unwritten.waits:
             self.responses.wait(waiter, None)
             self.schedule()
         else:
             self.responses.wait(waiter, self.store.index)
             self._release()
         await waiter
+
+    @asynccontextmanager
+    async def committed_read(self) -> AsyncIterator[None]:
+        """A read whose result is given to others. When the block ends, with a result or a refusal, what it read is committed, so that no
+        later master denies it. Raises NotMaster if the mastership was lost meanwhile: what was read may be undone.
+
+        While a full disk keeps acknowledgements in memory, the block waits only for what is written.
+        """
+        store = self.store
+        try:
+            yield
+        except CallerError:
+            await self._until_committed(store)
+            raise
+        await self._until_committed(store)
+
+    async def _until_committed(self, store: Store) -> None:
+        if self.store is store and self._is_action_log_full:
+            waiter: asyncio.Future[None] = self.loop.create_future()
+            self.responses.wait(waiter, store.index)
+            self._release()
+            await waiter
+        elif self.store is store:
+            await self.committed()
+        if self.store is not store:
+            raise NotMaster(self._not_master())
 
     def _wake_queues(self, queues: list[Queue]) -> None:
         found = dict.fromkeys(queues) if len(queues) > 1 else queues
@@ -328,7 +364,7 @@ class Broker:
 
         None if it cannot be written because this replica is no longer master: the store is about to be reopened. Raises DiskFull.
         """
-        must_write = bool(self.store.unwritten)
+        must_write = self.store.unwritten.waits
         if must_write and not self.is_serving:
             return None
         plan = begin_checkpoint(self.store)
@@ -376,7 +412,7 @@ class Broker:
         if self.is_serving:
             self.dispatch.tick()
             self.lanes.tick()
-        if self.turns.tick() or (self.is_serving and (self.responses.has_unwritten or self.store.unwritten)):
+        if self.turns.tick() or (self.is_serving and (self.responses.has_unwritten or self.store.unwritten.waits)):
             self.schedule()
 
     def disconnected(self, peer: Peer) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Final, TypeVar
 
 from qmq.broker.broker import Broker
@@ -32,6 +32,7 @@ LOOKS_AT_ONCE: Final = 20
 """Queues, or groups of queues, handled before other tasks get a turn."""
 READ_BYTES_MAX: Final = 4 * MIB
 """Bytes that one read of a log returns."""
+DAMAGED_NAMES_MAX: Final = 5
 
 
 Target = pb.ResetGroupRequest | pb.LanePlace
@@ -46,6 +47,10 @@ class BrokerAdmin:
         self._group = broker_group
         self.finding = MessageSearch(broker)
         self.trails = MessageHistory(broker, broker_group)
+
+    def committed_read(self) -> AbstractAsyncContextManager[None]:
+        """See `Broker.committed_read`."""
+        return self._broker.committed_read()
 
     @property
     def retries(self) -> GroupSettings:
@@ -71,6 +76,7 @@ class BrokerAdmin:
             log_bytes=sum(each.end - each.start for each in store.logs),
             unflushed_bytes=sum(each.end - each.flushed for each in store.logs),
             unflushed_age_ms=0 if store.is_flushed else store.unflushed.age_ms(store.clock.monotonic_ms()),
+            damaged_objects=store.messages.damaged_objects()[:DAMAGED_NAMES_MAX],
         )
 
     def _describe_queue(self, queue: Queue) -> pb.Queue:
@@ -128,6 +134,7 @@ class BrokerAdmin:
             consumers=[self._describe_consumer(state, name, clients.get((id(state), name), "")) for name in share.holders],
             is_paused=self._broker.rules.is_paused(queue.id.subject, state.name, "", ""),
             dying=share.dying_messages(),
+            filtered=state.filtered,
         )
 
     def _describe_consumer(self, state: QueueGroup, name: str, client: str) -> pb.Consumer:

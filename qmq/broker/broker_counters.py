@@ -46,6 +46,8 @@ class GroupCounters:
     pulled_bytes: int = 0
     retried: int = 0
     """The pulled messages that were handed out and worked on before."""
+    filtered: int = 0
+    """Messages that the group's tag filter left out."""
     acked: int = 0
     nacked: int = 0
     """Verdicts NACK."""

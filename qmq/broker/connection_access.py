@@ -25,7 +25,8 @@ from qmq.log.store import Intake
 from qmq.network import uid_of_peer
 from qmq.security.access_control import Caller, OpenAccess
 from qmq.security.access_rules import Need, Operation, on_group, on_subject
-from qmq.security.principal import CertificateNames
+from qmq.security.principal import UNIX_PEER, CertificateNames
+from qmq.text_numbers import joined
 from qmq.wire.frame import FrameKind
 
 SUBJECTS_MAX: Final = 10_000
@@ -76,7 +77,7 @@ class ConnectionAccess:
             return
         self._is_encrypted = transport.get_extra_info("sslcontext") is not None
         peer, name = transport.get_extra_info("peercert"), transport.get_extra_info("peername")
-        address = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "unix"
+        address = joined(name[0], name[1]) if isinstance(name, tuple) else UNIX_PEER
         uid = uid_of_peer(transport.get_extra_info("socket"))
         self._names = CertificateNames.of_peer(peer)
         self.caller = self._access.identify(self._names if peer else None, token, address, uid)

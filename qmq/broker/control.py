@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
 
 import grpc
 from qmq_ordering.route import LpRange
@@ -12,6 +12,7 @@ from qmq.broker.broker import Broker
 from qmq.broker.broker_admin import BrokerAdmin
 from qmq.broker.group_status import GroupStatus
 from qmq.broker.lane_admin import LaneAdmin
+from qmq.broker.replica_time import ReplicaTime, TimeStatus
 from qmq.broker.through_cold_reads import through_cold_reads
 from qmq.clock import Clock, SystemClock
 from qmq.errors import InvalidArgument
@@ -23,12 +24,27 @@ from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
 from qmq.rpc import answering
 from qmq.rpc_door import RpcBounds, RpcDoor
-from qmq.rpc_server import rpc_server
+from qmq.rpc_server import NameCheck, rpc_server
 from qmq.security.access_control import AccessControl, OpenAccess
 from qmq.security.rpc_guard import RpcGuard
+from qmq.server_name import NameSource, any_server
 
 CALLS_MAX: Final = 5_000
 """The limit of concurrent calls on one broker's control port."""
+
+
+_R = TypeVar("_R")
+
+
+def reading(method: Callable[[Any, Any], Awaitable[_R]]) -> Callable[[Any, Any, Any], Awaitable[_R]]:
+    """Wrap a servicer's method that answers from the broker's state: the answer is sent when what was read is committed."""
+
+    async def read(self: ControlService, request: Any) -> _R:
+        async with self.committed_read():
+            return await method(self, request)
+
+    read.__name__ = method.__name__
+    return answering(read)
 
 
 class ControlService(control_pb2_grpc.BrokerControlServicer):
@@ -43,21 +59,24 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
         standing: GroupStatus,
         broker_group: str,
         *,
+        time: ReplicaTime | None = None,
         wall: Clock | None = None,
         process: DescribeProcess = pb.ProcessStatus,
     ) -> None:
         self._admin = admin
+        self.committed_read = admin.committed_read
         self._lanes = lanes
         self._standing = standing
         self._group = broker_group
+        self._time = time
         self._wall = wall or SystemClock()
         self._process = process
 
-    @answering
+    @reading
     async def DescribeQueues(self, request: pb.DescribeQueuesRequest) -> pb.DescribeQueuesResponse:
         return pb.DescribeQueuesResponse(queues=await self._admin.queues(request.subject))
 
-    @answering
+    @reading
     async def DescribeGroups(self, request: pb.DescribeGroupsRequest) -> pb.DescribeGroupsResponse:
         return pb.DescribeGroupsResponse(groups=await self._admin.groups(request.subject, request.group))
 
@@ -81,7 +100,7 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
         queues, messages = await self._admin.purge_subject(request.subject)
         return pb.DropSubjectResponse(queues=queues, messages=messages)
 
-    @answering
+    @reading
     async def FindMessage(self, request: pb.FindMessageRequest) -> pb.FindMessageResponse:
         message_id = MessageId.parse(request.message_id)
         if not request.every:
@@ -91,13 +110,13 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
         found_at = [each.described(self._group, request.message_id) for each in places]
         return pb.FindMessageResponse(message=found_at[0] if found_at else None, others=found_at[1:], is_incomplete=is_incomplete)
 
-    @answering
+    @reading
     async def TraceMessage(self, request: pb.TraceMessageRequest) -> pb.TraceMessageResponse:
         page = await self._admin.trails.follow(request.subject, request.partition, request.sequence, request.group, request.cursor)
         page.time_ms = self._wall.time_ms()
         return page
 
-    @answering
+    @reading
     async def FindTime(self, request: pb.FindTimeRequest) -> pb.FindTimeResponse:
         return pb.FindTimeResponse(found=await self._admin.find_time(request.subject, request.time_ms))
 
@@ -111,7 +130,15 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
         status.retry_delays_ms.extend(retries.retry_delays_ms)
         status.storage.CopyFrom(self._admin.storage())
         status.process.CopyFrom(self._process())
+        if self._time is not None:
+            time = self._time.status()
+            status.clock_step_ms, status.retention_behind_ms = time.step_ms, time.retention_behind_ms
         return status
+
+    @answering
+    async def ConfirmClock(self, request: pb.ConfirmClockRequest) -> pb.ConfirmClockResponse:
+        before = self._time.confirm(request.time_ms) if self._time is not None else TimeStatus()
+        return pb.ConfirmClockResponse(behind_ms=before.behind_clock_ms)
 
     @answering
     async def Transfer(self, request: pb.TransferRequest) -> pb.TransferResponse:
@@ -153,9 +180,9 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
         sequence = await self._lanes.seal(request.subject, request.partition, request.change_id, request.to_version)
         return pb.SealResponse(sequence=sequence)
 
-    @answering
+    @reading
     async def DescribeLanes(self, request: pb.DescribeLanesRequest) -> pb.DescribeLanesResponse:
-        return pb.DescribeLanesResponse(partitions=await self._lanes.describe(request))
+        return await self._lanes.describe(request)
 
     @answering
     async def PlaceLanes(self, request: pb.PlaceLanesRequest) -> pb.PlaceLanesResponse:
@@ -163,7 +190,7 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
         await self._lanes.place(request.subject, request.group, request.places, moves=request.moves, record_revision=held)
         return pb.PlaceLanesResponse()
 
-    @answering
+    @reading
     async def DescribeParked(self, request: pb.DescribeParkedRequest) -> pb.DescribeParkedResponse:
         only = request.key if request.HasField("key") else None
         return pb.DescribeParkedResponse(keys=self._lanes.parked(request.subject, request.group, request.keys_max, only))
@@ -191,19 +218,21 @@ async def serve_control(
     port: int,
     *,
     also: Callable[[grpc.aio.Server], None] | None = None,
+    time: ReplicaTime | None = None,
     wall: Clock | None = None,
     network: Network = NETWORK,
     access: OpenAccess | None = None,
     bounds: RpcBounds | None = None,
     process: DescribeProcess = pb.ProcessStatus,
+    own: NameSource = any_server,
 ) -> RpcPort:
-    """Serve the control port. `also` may add services. Raises OSError if the port is taken."""
+    """Serve the control port of the replica with the name `own`. `also` may add services. Raises OSError if the port is taken."""
     guard = RpcGuard(access, local_uid=lambda: only_uid(host, served.port)) if isinstance(access, AccessControl) else None
     bounds = bounds or RpcBounds(control_connections_max(limit(), network.rpc_descriptors(host)), CALLS_MAX)
     door = RpcDoor(bounds) if guard is None else RpcDoor(bounds, guard.refused, guard.peers)
-    server = rpc_server(door, () if guard is None else (guard,))
+    server = rpc_server(door, (NameCheck(own), *(() if guard is None else (guard,))))
     admin, lanes = BrokerAdmin(broker, broker_group), LaneAdmin(broker, broker_group)
-    service = ControlService(admin, lanes, standing, broker_group, wall=wall, process=process)
+    service = ControlService(admin, lanes, standing, broker_group, time=time, wall=wall, process=process)
     control_pb2_grpc.add_BrokerControlServicer_to_server(service, server)
     if also is not None:
         also(server)

@@ -24,6 +24,9 @@ from qmq.errors import Overloaded, PeerError, ProtocolViolation, QmqError, Unkno
 from qmq.file_descriptors import SHORT_OF, refusal_of
 from qmq.log.cold_read import ColdRead
 from qmq.model import base_group, check_client
+from qmq.security.principal import UNIX_PEER
+from qmq.server_name import NameSource, ServerName, any_server
+from qmq.strangers import Strangers
 from qmq.wire import frame as frames
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import HEADER, HEADER_BYTES, Frame, FrameKind, SharedBuffer
@@ -65,8 +68,13 @@ class DataConnection(Flushable):
         budget: RoundBudget | None = None,
         throttle: Throttle | None = None,
         owners: ProducerOwners | None = None,
+        own: NameSource = any_server,
+        strangers: Strangers | None = None,
     ) -> None:
+        """`own` returns the name of this replica. `strangers` are the connections without a HELLO."""
+        self._strangers = strangers
         self._broker = broker
+        self._own = own
         self._on_closed = on_closed
         self._outbox_bytes = 0
         self._hurried: set[int] = set()
@@ -85,10 +93,22 @@ class DataConnection(Flushable):
             frame_bytes_max=limits.HELLO_BYTES_MAX,
             shared=shared,
             partial=partial,
+            on_made=self._made,
         )
         self._patience = StallWatch()
         self.access = ConnectionAccess(broker.access, owners or ProducerOwners())
         self._flow = ConnectionFlow(self.stream, self.access, broker.loop.call_later, broker.config.inflight_bytes_max, budget, throttle)
+
+    def _made(self) -> None:
+        peer = self.stream.transport.get_extra_info("peername") if self.stream.transport is not None else None
+        if self._strangers is not None:
+            self._strangers.came(self, str(peer[0]) if isinstance(peer, tuple) else UNIX_PEER, self.stream.abort)
+
+    def _is_known(self) -> None:
+        """The peer has said who it is."""
+        self.has_said_hello = True
+        if self._strangers is not None:
+            self._strangers.left(self)
 
     # --- the broker's side ---------------------------------------------------------------------------------------------
 
@@ -182,6 +202,8 @@ class DataConnection(Flushable):
         handle = _HANDLERS.get(each.kind)
         if handle is None:
             raise ProtocolViolation(f"a client does not send frames of kind {each.kind}")
+        if each.kind in _ACTING:
+            self._broker.require_action_room()
         handle(self, each)
 
     def _hello(self, each: Frame) -> None:
@@ -200,9 +222,10 @@ class DataConnection(Flushable):
         if hello.version != wire.PROTOCOL_VERSION:
             raise ProtocolViolation(f"this broker speaks version {wire.PROTOCOL_VERSION}, the client {hello.version}")
         self.client = check_client(hello.client)
+        self._own().require(ServerName.unpack(hello.server))
         self.access.greet(self.stream.transport, hello.token)
         self._flow.admit()
-        self.has_said_hello = True
+        self._is_known()
         self.stream.reader.frame_bytes_max = limits.FRAME_BYTES_MAX
         welcome = wire.Welcome(
             wire.PROTOCOL_VERSION,
@@ -232,7 +255,7 @@ class DataConnection(Flushable):
 
     def trust_peer(self) -> None:
         """See ReplicaConnection. From now on it may send large frames."""
-        self.has_said_hello = True
+        self._is_known()
         self.stream.reader.frame_bytes_max = limits.REPLICA_FRAME_BYTES_MAX
         self.stream.reader.grow(REPLICA_BUFFER_BYTES)
 
@@ -401,6 +424,8 @@ class DataConnection(Flushable):
         self._serve_fetches()
 
     def _closed(self, _cause: Exception | None) -> None:
+        if self._strangers is not None:
+            self._strangers.left(self)
         if self._peer is not None:
             self._peer.ended()
         self._flow.ended(was_admitted=self.has_said_hello and self._peer is None)
@@ -429,6 +454,10 @@ class DataConnection(Flushable):
         self.stream.refusal = frames.frame(FrameKind.ERROR, 0, wire.pack_error(failure))
 
 
+_ACTING: Final = frozenset(
+    {FrameKind.ATTACH, FrameKind.PULL, FrameKind.SETTLE, FrameKind.LANE_ATTACH, FrameKind.LANE_PULL, FrameKind.LANE_SETTLE}
+)
+"""Requests that add actions. Heartbeats add none, and those of DETACH are bounded by the sessions."""
 _HANDLERS: Final[dict[int, Callable[[DataConnection, Frame], None]]] = {
     FrameKind.PRODUCE: DataConnection._produce,
     FrameKind.PRODUCE_FAST: DataConnection._produce_fast,

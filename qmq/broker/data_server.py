@@ -17,6 +17,8 @@ from qmq.file_descriptors import connections_max, limit
 from qmq.network import NETWORK, Network, ServerListener
 from qmq.security.access_control import Caller
 from qmq.security.quotas import RateMeter
+from qmq.server_name import NameSource, any_server
+from qmq.strangers import StrangerBounds, Strangers
 from qmq.wire.frame import SharedBuffer
 from qmq.wire.frame_stream import FrameStream
 from qmq.wire.partial_frames import PartialFrames
@@ -25,13 +27,18 @@ CLOSE_S: Final = 2.0
 """How long a connection may take to read its last answers."""
 ACCESS_LOOK_S: Final = 1.0
 """The interval of checks that depend on the clock: expired tokens, and rules that are too old."""
+STRANGERS_SHARE: Final = 4
+"""One of so many places is for connections that have not said HELLO: the address with most of them loses its oldest."""
+STRANGERS_MIN: Final = 16
 
 
 class DataServer:
     """Accepts connections for a broker."""
 
-    def __init__(self, broker: Broker, network: Network = NETWORK, descriptors: int | None = None) -> None:
+    def __init__(self, broker: Broker, network: Network = NETWORK, descriptors: int | None = None, own: NameSource = any_server) -> None:
+        """`own` returns the name of this replica."""
         self._broker = broker
+        self._own = own
         self._connections_max = connections_max(broker.config.connections_max, descriptors or limit())
         self._network = network
         self._received = SharedBuffer()
@@ -41,6 +48,9 @@ class DataServer:
         self._owners = ProducerOwners()
         self._partial = PartialFrames(broker.config.partial_frames_bytes_max, self._exceeded)
         self._connections: set[DataConnection] = set()
+        places = max(self._connections_max // STRANGERS_SHARE, STRANGERS_MIN)
+        self._strangers = Strangers(StrangerBounds(places, time_s=broker.config.hello_timeout_ms / 1000), broker.loop.time)
+        """The connections without a HELLO. `_expect_hello` ends those whose time is over."""
         self._listener: ServerListener | None = None
         self._handshakes = RateMeter(broker.config.handshakes_per_s, broker.loop.time())
         self.port = 0
@@ -60,7 +70,9 @@ class DataServer:
         self._watch_clock()
 
     def _accept(self) -> asyncio.BaseProtocol:
-        connection = DataConnection(self._broker, self._closed, self._received, self._partial, self._budget, self.throttle, self._owners)
+        connection = DataConnection(
+            self._broker, self._closed, self._received, self._partial, self._budget, self.throttle, self._owners, self._own, self._strangers
+        )
         self._broker.counters.accepted += 1
         loop = asyncio.get_running_loop()
         self._limit_handshakes()

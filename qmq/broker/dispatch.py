@@ -21,7 +21,7 @@ from qmq.broker.failure_counts import failures_in
 from qmq.broker.pull_results import PullResult, TagFilter, check_tags, collect, lay_out, readable_messages
 from qmq.broker.redelivery import Begun, Decided, Failures, decide, put_back
 from qmq.broker.serving_parts import ServingParts
-from qmq.broker.sessions import CheckTimes, HeldAnswer, Peer, QueueGroup, QueueGroups, Session, Waiter
+from qmq.broker.sessions import CheckTimes, HeldAnswer, Peer, QueueGroup, QueueGroups, Session, Waiter, Wanted
 from qmq.errors import InvalidArgument, LogDamaged, OrderMismatch, Overloaded, QmqError, UnknownConsumer
 from qmq.file_descriptors import refusal_of
 from qmq.log.actions import Begin, Cause, Forget, Join, Leave, PullAction, Reset, Return, SettleAction
@@ -90,6 +90,8 @@ class Dispatch:
         self.groups.require_room(peer, queue.shares.get(request.group), request.consumer)
         is_new = request.group not in queue.shares
         state = self.groups.state(queue, request.group)
+        if request.start != wire.RESUME:  # who resumes only hands in verdicts
+            state.asked_for(Wanted.of(request), request.consumer)
         names = (request.subject, request.partition, request.group)
         if is_new:
             begin = queue.start_sequence if request.start == "earliest" else queue.next_sequence
@@ -229,6 +231,8 @@ class Dispatch:
         first = holder.next_pull
         queue_id = queue.id
         self._store.act(PullAction(queue_id.subject, queue_id.partition, state.name, session.consumer, tuple(found.pulled)))
+        state.filtered += found.filtered
+        state.counters.filtered += found.filtered
         if not ranges:
             if share.next_sequence < queue.visible_sequence:
                 self.to_wake[id(state)] = state
@@ -346,6 +350,7 @@ class Dispatch:
         queue_id = state.queue.id
         self._store.act(Leave(queue_id.subject, queue_id.partition, state.name, consumer, expired))
         state.seen_ms.pop(consumer, None)
+        state.wanted_by.discard(consumer)
         if BROADCAST in state.name:
             self._leases.at(state, self._clock.monotonic_ms())
         self.wake(state)

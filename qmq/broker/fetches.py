@@ -29,6 +29,7 @@ from qmq.broker.sessions import Peer
 from qmq.errors import InvalidArgument, LogDamaged, NotMaster, Overloaded, QmqError
 from qmq.log.batch_filter import has_lps, has_tags, may_have_tags
 from qmq.log.cold_read import ColdRead
+from qmq.log.command_messages import COMMAND_PRODUCER
 from qmq.log.consume_log import IndexEntry
 from qmq.log.queue import Queue
 from qmq.log.store import Store
@@ -154,6 +155,8 @@ class Fetching:
             return wire.Fetched(0, request.sequence, 0, 0, 0, False, 0), []
         start, end, is_sealed = bounds(queue)
         sequence = max(request.sequence, start)
+        if request.sequence < start:
+            start = _before_mark(queue, start)
         if request.since_ms:
             sequence = max(sequence, _first_since(queue, request.since_ms, end))
         until = min(request.until, end)
@@ -303,6 +306,18 @@ def bounds(queue: Queue) -> tuple[int, int, bool]:
     if sealed is not None and is_sealed:
         end = sealed.sequence
     return min(queue.start_sequence, end), end, is_sealed
+
+
+def _before_mark(queue: Queue, start: int) -> int:
+    """The oldest sequence from which on no message is missing. The mark of a purge has the sequence before the oldest kept message, and a
+    reader that has read everything before the purge continues there.
+    """
+    index = queue.index
+    if index.first < index.count:
+        entry = index.entry(index.find_sequence(start - 1))
+        if entry.producer_id == COMMAND_PRODUCER and entry.next_sequence == start:
+            return entry.base_sequence
+    return start
 
 
 def _first_since(queue: Queue, time_ms: int, end: int) -> int:

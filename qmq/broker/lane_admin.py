@@ -5,6 +5,7 @@ Every answer is committed first: a metaserver opens the next version to a group 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Final
 
@@ -12,12 +13,16 @@ from qmq_ordering.route import LpRange
 
 from qmq.broker.broker import Broker
 from qmq.broker.broker_admin import lag_ms, resolve, stored_bytes
-from qmq.errors import InvalidArgument, RouteConflict, UnknownGroup, UnknownPartition
+from qmq.errors import InvalidArgument, Overloaded, RouteConflict, UnknownGroup, UnknownPartition
+from qmq.limits import PARKED_LIST_BYTES, PARKED_PAGE_BYTES
 from qmq.log.actions import Forget, LaneBegin, LaneInherit, LaneReset, LaneUnpark
 from qmq.log.lane_share import LaneHolder, LaneShare, ParkedKey
 from qmq.log.queue import Queue
+from qmq.log.unwritten_actions import ENTRY_BYTES_MAX
 from qmq.model import check_name
+from qmq.parked_pages import first_page
 from qmq.proto.v1 import control_pb2 as pb
+from qmq.rpc import MESSAGE_BYTES_MAX
 
 FRESH_MS: Final = 5_000
 """If reading the store took longer than this, the answer is too old: the metaserver may have abandoned this request and let the group
@@ -54,16 +59,47 @@ class LaneAdmin:
         await self._broker.committed()
         return sequence
 
-    async def describe(self, request: pb.DescribeLanesRequest) -> list[pb.PartitionStatus]:
-        """The partitions on this broker (those named, or all), and a group's progress on them. Raises NotMaster."""
-        self._broker.require_serving()
-        subject = request.subject.encode()
-        queues = [queue for (name, number), queue in sorted(self._broker.store.queues.items()) if name == subject and number > 0]
-        found = [self._describe(queue, request) for queue in queues if not request.partitions or queue.id.partition in request.partitions]
-        await self._broker.committed()
+    async def describe(self, request: pb.DescribeLanesRequest) -> pb.DescribeLanesResponse:
+        """The partitions on this broker (those named, or all), and a group's progress on them. Raises NotMaster, Overloaded."""
+        found = self._describe(request)
+        await self._broker.committed()  # also what a full disk keeps in memory: a group moves on because of this answer
         return found
 
-    def _describe(self, queue: Queue, request: pb.DescribeLanesRequest) -> pb.PartitionStatus:
+    def _describe(self, request: pb.DescribeLanesRequest) -> pb.DescribeLanesResponse:
+        self._broker.require_serving()
+        subject = request.subject.encode()
+        queues = [
+            queue
+            for (name, number), queue in sorted(self._broker.store.queues.items())
+            if name == subject and number > 0 and (not request.partitions or number in request.partitions)
+        ]
+        found = pb.DescribeLanesResponse(partitions=[self._describe_partition(queue, request) for queue in queues])
+        if request.with_parked:
+            self._add_parked(found, queues, request)
+        return found
+
+    def _add_parked(self, answer: pb.DescribeLanesResponse, queues: list[Queue], request: pb.DescribeLanesRequest) -> None:
+        """Add a page of the group's parked keys, or all of them. Raises Overloaded if all are too many."""
+        share_of = {queue.id.partition: queue.lanes[request.group] for queue in queues if request.group in queue.lanes}
+        found = sorted((number, parked.lp, key) for number, share in share_of.items() for key, parked in share.parked.items())
+        if not found:
+            return
+        is_page, after = request.HasField("parked_after"), request.parked_after
+        if after.key:
+            found = found[bisect_right(found, (after.partition, after.logical_partition, after.key)) :]
+        keys = (_parked_key(number, key, share_of[number].parked[key]) for number, _, key in found)
+        statuses = {each.partition: each for each in answer.partitions}
+        page = list(first_page(keys, PARKED_PAGE_BYTES) if is_page else keys)
+        for each in page:
+            statuses[each.partition].parked.append(each)
+        answer.has_more_parked = len(page) < len(found)
+        if answer.ByteSize() > MESSAGE_BYTES_MAX:
+            raise Overloaded(
+                f"group {request.group!r} has parked too many keys of {request.subject!r} for one answer ({len(found)}): "
+                "replay or skip keys (`qmq dlq list`), or upgrade the metaservers, which then ask in pages"
+            )
+
+    def _describe_partition(self, queue: Queue, request: pb.DescribeLanesRequest) -> pb.PartitionStatus:
         share = queue.lanes.get(request.group) if request.group else None
         load, lps = self._broker.produces.loads.of(queue), self._range(queue.id.subject, queue.id.partition)
         is_begun = share is not None and share.progress
@@ -95,8 +131,7 @@ class LaneAdmin:
         status.holders.extend([self._describe_holder(queue, request.group, holder) for holder in share.holders])
         status.parked_keys = sum([bool(parked.sequences) for parked in share.parked.values()])
         status.parked_messages = sum([len(parked.sequences) for parked in share.parked.values()])
-        if request.with_parked:
-            status.parked.extend([_parked_key(queue, key, parked) for key, parked in share.parked.items()])
+        status.is_full = share.is_full
 
     def _describe_holder(self, queue: Queue, group: str, holder: LaneHolder) -> pb.LaneHolder:
         client = self._broker.lanes.client_of(queue, group, holder.token)
@@ -174,17 +209,21 @@ class LaneAdmin:
     # --- parked keys ---------------------------------------------------------------------------------------------------
 
     def parked(self, subject: str, group: str, keys_max: int, only: bytes | None = None) -> list[pb.ParkedKey]:
-        """The parked keys of a group, partition by partition, or of `only` one. Raises NotMaster."""
+        """The first parked keys of a group, partition by partition, or of `only` one: at most `keys_max`, and what fits into an answer.
+
+        Raises NotMaster.
+        """
         self._broker.require_serving()
         found = [
-            (queue, key, parked)
+            (queue.id.partition, parked.sequences[:1], key, parked)
             for queue in self._broker.store.queues.values()
             if queue.id.subject == subject and group in queue.lanes
             for key, parked in queue.lanes[group].parked.items()
             if only is None or key == only
         ]
-        found.sort(key=lambda each: (each[0].id, each[2].sequences[:1], each[1]))
-        return [_parked_key(*each) for each in found[: keys_max or len(found)]]
+        found.sort(key=lambda each: each[:3])
+        keys = (_parked_key(number, key, parked) for number, _, key, parked in found[: keys_max or None])
+        return list(first_page(keys, PARKED_LIST_BYTES))
 
     async def inherit(
         self, subject: str, group: str, number: int, lps: LpRange, keys: list[tuple[int, bytes]], *, record_revision: int
@@ -198,6 +237,8 @@ class LaneAdmin:
         queue, whole = self._queue(subject, number), self._range(subject, number)
         if not whole.contains(lps) or not all(lps.first <= lp < lps.end for lp, _ in keys):
             raise InvalidArgument(f"partition {number} holds {whole}: {lps}, or a named key, is outside")
+        if sum([len(key) + 16 for _, key in keys]) > ENTRY_BYTES_MAX:
+            raise InvalidArgument(f"{len(keys)} parked keys are too many for one entry: replay or skip some, in the previous partition")
         share = self._broker.lanes.share(queue, group, whole)
         self._act_on_holders(queue, share, LaneInherit(subject, number, group, "", *lps, tuple(keys)))
         self._broker.schedule()
@@ -228,9 +269,9 @@ class LaneAdmin:
         return count
 
 
-def _parked_key(queue: Queue, key: bytes, parked: ParkedKey) -> pb.ParkedKey:
+def _parked_key(number: int, key: bytes, parked: ParkedKey) -> pb.ParkedKey:
     return pb.ParkedKey(
-        partition=queue.id.partition,
+        partition=number,
         logical_partition=parked.lp,
         key=key,
         messages=len(parked.sequences),

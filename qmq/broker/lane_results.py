@@ -9,6 +9,7 @@ only a first batch that is at least twice as long as the pull.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -70,7 +71,12 @@ class LaneResultReader:
                 break
             is_all = self._is_all(entry, found.next_sequence)
             read += 0 if is_all else entry.total_bytes
-            self._take(entry, found, messages_max, is_all=is_all)
+            try:
+                self._take(entry, found, messages_max, is_all=is_all)
+            except LogDamaged:
+                if not found.delivery.messages:
+                    raise
+                break  # what comes before the damage is delivered first; the next pull gets the error
             if found.next_sequence < entry.next_sequence:
                 break
         return found
@@ -93,8 +99,9 @@ class LaneResultReader:
             return
         wanted = np.flatnonzero(self._mask(entry, first)) + entry.base_sequence
         taken = _part(len(wanted), found.delivery.messages, messages_max)
+        failed = sorted([at for at in self._share.failures if first <= at < entry.next_sequence])
         for begin, end in _runs(wanted[:taken]):
-            for a, b, attempt in self._by_attempt(begin, end):
+            for a, b, attempt in self._by_attempt(begin, end, failed):
                 found.delivery.add(PulledRange(entry, a, b - a, attempt))
         if taken == len(wanted):
             found.next_sequence = entry.next_sequence
@@ -119,16 +126,17 @@ class LaneResultReader:
             own = part.lps.cut(self._lps)
             mine = (lps >= own.first) & (lps < own.end)
             mine[: max(part.done_before - base, 0)] = False
-            for begin, end in part.done:
+            for begin, end in part.done_in(base, entry.next_sequence):
                 mine[max(begin - base, 0) : max(end - base, 0)] = False
             mask |= mine
         mask[: first - base] = False
         return mask
 
-    def _by_attempt(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """A run, cut so that each message that failed before is separate."""
+    def _by_attempt(self, begin: int, end: int, failed: list[int]) -> Iterator[tuple[int, int, int]]:
+        """A run, cut so that each message that failed before is separate. `failed` are ascending."""
         failures = self._share.failures
-        marks = sorted({begin, end, *[mark for at in failures if begin <= at < end for mark in (at, at + 1)]})
+        mine = failed[bisect_left(failed, begin) : bisect_left(failed, end)]
+        marks = sorted({begin, end, *[mark for at in mine for mark in (at, at + 1)]})
         for a, b in pairwise(marks):
             yield a, b, 1 + failures.get(a, 0)
 

@@ -5,13 +5,15 @@ Rules:
   finished what comes before (LaneNotOpen). The answer leaves when the grant is committed, so that a new master knows of it.
 * Every pull and verdict carries the grant's token. A consumer that lost the lane gets LaneLost, over any connection.
 * A pull names its start. The broker does not remember what it handed out: unsettled messages are read again.
+* A group that has parked too much of a partition gets no more of its messages, until keys are replayed or dropped. Nothing is lost, and the
+  order stays; messages that its consumers have are settled as before.
 * The lease counts from the last heartbeat, by a monotonic clock, and starts over when the broker begins to serve.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -42,7 +44,7 @@ from qmq.errors import (
 from qmq.file_descriptors import refusal_of
 from qmq.log.actions import LaneBegin, LaneDone, LaneFail, LaneGrant, LanePark, LaneRelease
 from qmq.log.cold_read import ColdRead
-from qmq.log.lane_share import LaneHolder, LaneShare
+from qmq.log.lane_share import PARKED_BYTES_MAX, LaneHolder, LaneShare
 from qmq.log.queue import Queue
 from qmq.model import Order, check_name
 from qmq.wire import frame as frames
@@ -54,6 +56,7 @@ log = logging.getLogger("qmq.broker")
 
 FIRST_SESSION: Final = 1 << 31
 """Session numbers of lanes begin here, so that HEARTBEAT and DETACH can tell the kinds of session apart."""
+_REPLAY: Final = "replay or skip keys (`qmq dlq list`)"
 IDLE_MS: Final = 1_000
 """A lane without new messages gets an answer at least so often, so that its progress keeps up."""
 
@@ -128,12 +131,14 @@ class Lanes:
         if others:
             names = ", ".join(sorted({each.consumer for each in others}))
             raise LaneHeld(f"{names} of group {request.group!r} still holds part of {lps} of {queue.id}: try again soon")
+        parked = [key.hex() for key in share.parked_in(lps)]
+        if sum(map(len, parked)) > limits.ANSWER_BYTES_MAX - limits.MIB:
+            raise Overloaded(f"group {request.group!r} has parked too many keys of {queue.id} for one answer: {_REPLAY}")
         kept = next((each for each in mine if each.token == request.token and each.lps == lps), None)
         token = kept.token if kept is not None else self._grant(queue, request, mine)
         self._seen_ms[id(queue), request.group, token] = now_ms = self._clock.monotonic_ms()
         self._leases.at(queue, now_ms + self._lease_ms(request.lease_ms) + 1)
         session = self._open(peer, queue, request, token, LaneResultReader(self._store, queue, share, lps, whole))
-        parked = [key.hex() for key in share.parked_in(lps)]
         lease_ms = self._lease_ms(kept.lease_ms if kept is not None else request.lease_ms)
         attached = wire.LaneAttached(session.number, token, lease_ms, share.position(lps), int(kept is not None), parked)
         answer = frames.frame(FrameKind.LANE_ATTACHED, request_id, attached.pack())
@@ -165,7 +170,13 @@ class Lanes:
         if share is None or not share.progress:
             start = queue.start_sequence
             if start:
-                log.warning("group %s begins on %s at %d: retention deleted the earlier messages", group, queue.id, start)
+                log.warning(
+                    "group %s begins on %s at %d: the earlier messages were deleted, by retention, a purge or with an earlier subject of "
+                    "this name",
+                    group,
+                    queue.id,
+                    start,
+                )
             self._store.act(LaneBegin(queue.id.subject, queue.id.partition, group, "", *whole, start, start))
             share = queue.lanes[group]
         return share
@@ -247,6 +258,8 @@ class Lanes:
             return
         if self._rules.is_paused(session.queue.id.subject, session.group, session.consumer, peer.client):
             return
+        if session.queue.lanes[session.group].is_full:
+            return
         try:
             found = session.reader.read(waiting.sequence, waiting.messages_max, waiting.bytes_max)
             if not found.delivery.messages and not found.is_end:
@@ -303,8 +316,12 @@ class Lanes:
         if any(not 0 <= each.first <= each.last < queue.visible_sequence for each in settlements):
             raise InvalidArgument(f"a settlement must name sequences 0 to {queue.visible_sequence - 1} of {queue.id}, first to last")
         names = (queue.id.subject, queue.id.partition, session.group, holder.consumer, token)
-        keys = {each.first: self._key_at(queue, each.first) for each in settlements if each.verdict == LaneVerdict.PARKED}
-        act = self._store.act
+        share = queue.lanes[session.group]
+        parks = [each for each in settlements if each.verdict == LaneVerdict.PARKED]
+        if parks and share.parked_bytes > 2 * PARKED_BYTES_MAX:
+            raise Overloaded(f"group {session.group!r} has parked too many messages of {queue.id}: {_REPLAY}")
+        keys = self._keys_at(queue, [each.first for each in parks])
+        was_full, act = share.is_full, self._store.act
         done = tuple([(each.first, each.last) for each in settlements if each.verdict == LaneVerdict.DONE])
         if done:
             act(LaneDone(*names, done))
@@ -314,22 +331,32 @@ class Lanes:
                 session.counters.nacked += 1
             elif each.verdict == LaneVerdict.PARKED:
                 act(LanePark(*names, each.first, *keys[each.first]))
+        if share.is_full and not was_full:
+            log.warning("group %s has parked too many messages of %s, and gets no more of them: %s", session.group, queue.id, _REPLAY)
         answer = frames.frame(FrameKind.SETTLED, request_id, wire.pack_settled(len(settlements), 0))
         self._responses.unwritten.append(HeldAnswer(0, peer, request_id, answer))
         self._turns.schedule()
 
-    def _key_at(self, queue: Queue, sequence: int) -> tuple[int, bytes]:
-        """(logical partition, key) of a message. Raises InvalidArgument, LogDamaged."""
-        entry = queue.index.entry(queue.index.find_sequence(sequence))
-        buffers = self._store.read(queue, entry)
-        try:
-            view = BatchView.parse(b"".join(buffers))
-            keys, lps, at = view.keys(), view.logical_partitions(), sequence - view.base_sequence
-        except UNREADABLE as cause:
-            raise InvalidArgument(f"the entry at sequence {sequence} of {queue.id} is not a message: {cause}") from cause
-        if not keys or not lps or not 0 <= at < view.count:
-            raise InvalidArgument(f"sequence {sequence} of {queue.id} is not a message with a key")
-        return lps[at], keys[at]
+    def _keys_at(self, queue: Queue, sequences: Iterable[int]) -> dict[int, tuple[int, bytes]]:
+        """(logical partition, key) of each message. Each batch is read once. Raises InvalidArgument, LogDamaged."""
+        found: dict[int, tuple[int, bytes]] = {}
+        begin = end = 0
+        keys: Sequence[bytes] = ()
+        lps: Sequence[int] = ()
+        for sequence in sorted(sequences):
+            if not begin <= sequence < end:
+                entry = queue.index.entry(queue.index.find_sequence(sequence))
+                buffers = self._store.read(queue, entry)
+                try:
+                    view = BatchView.parse(b"".join(buffers))
+                    keys, lps = view.keys() or (), view.logical_partitions() or ()
+                except UNREADABLE as cause:
+                    raise InvalidArgument(f"the entry at sequence {sequence} of {queue.id} is not a message: {cause}") from cause
+                begin, end = view.base_sequence, view.base_sequence + view.count
+            if not keys or not lps or not begin <= sequence < end:
+                raise InvalidArgument(f"sequence {sequence} of {queue.id} is not a message with a key")
+            found[sequence] = lps[sequence - begin], keys[sequence - begin]
+        return found
 
     # --- staying, leaving ----------------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from qmq.log.actions import AnyAction, DropQueue, Forget, LaneAction, ScheduleAc
 from qmq.log.envelopes import Entry, damaged, head_at, unwrap, walk
 from qmq.log.lane_share import LaneShare
 from qmq.log.lane_trail import LaneTrail
+from qmq.log.opening_snapshots import SnapshotReader
 from qmq.log.queue import Queue
 from qmq.log.recent_writes import ACTIONS
 from qmq.log.segments import Segments
@@ -63,10 +64,11 @@ class _Scan:
     known_since_ms: int = 0
     trails: dict[str, Trail] = field(default_factory=dict)
     lanes: dict[str, LaneTrail] = field(default_factory=dict)
+    _snapshot: SnapshotReader = field(default_factory=SnapshotReader)
 
     def load(self, payload: bytes) -> None:
-        """Load a snapshot."""
-        for subject, partition, group, state, *kind in msgspec.msgpack.decode(payload, strict=False):
+        """Load the next entry of the opening snapshot."""
+        for subject, partition, group, state, *kind in self._snapshot.states(payload):
             if QueueId(subject, partition) != self.queue.id or self.group not in ("", group):
                 continue
             if kind:

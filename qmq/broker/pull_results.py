@@ -14,11 +14,14 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from qmq import limits
 from qmq.batch_columns import UNREADABLE, Layout, parse_header, tag_bloom, tag_hash
 from qmq.errors import InvalidArgument, LogDamaged, MessagesExpired
 from qmq.log.actions import Pulled
-from qmq.log.batch_filter import has_tags
+from qmq.log.batch_filter import matching
 from qmq.log.consume_log import IndexEntry
 from qmq.log.queue import Queue
 from qmq.log.share import EXPIRED, Requeued, Share
@@ -54,10 +57,10 @@ class TagFilter:
             return False
         return not self.any_of or any(not tag_bloom((each,)) & ~bloom for each in self.any_of)
 
-    def matches(self, region: bytes) -> bool:
-        """Whether the batch's column of hashes has the wanted tags (in one message, or spread over several)."""
+    def matching(self, region: bytes) -> npt.NDArray[np.bool_]:
+        """For each message of a batch, whether it matches."""
         header = parse_header(region)
-        return has_tags(region, header, Layout.walk(region, header), self.any_of, self.all_of)
+        return matching(region, header, Layout.walk(region, header), self.any_of, self.all_of)
 
 
 def check_tags(tags: list[str]) -> None:
@@ -85,6 +88,10 @@ class PullResult:
     bytes: int = 0
     retried: int = 0
     """Messages that were handed out and worked on before."""
+    filtered: int = 0
+    """New messages that the tag filter leaves out: those of skipped batches, and those that are handed out with their batch, because the
+    client acknowledges them at once.
+    """
 
     def add(self, piece: PulledRange) -> None:
         if not self.pieces or self.pieces[-1].entry.position != piece.entry.position:
@@ -188,7 +195,7 @@ def collect(
         if delivery.bytes >= bytes_max:
             break
         _collect_requeued(queue, reader, item, delivery)
-    if delivery.messages < messages_max and delivery.bytes < bytes_max:
+    if delivery.messages < messages_max and delivery.bytes < bytes_max and not share.is_full:
         _collect_new(store, queue, group.encode(), share, reader, tags, delivery, messages_max, bytes_max)
     return delivery
 
@@ -231,19 +238,33 @@ def _collect_new(
         )
     if sequence >= queue.visible_sequence:
         return
-    for entry in islice(reader.entries(sequence), _ENTRIES_MAX):
-        if delivery.messages >= messages_max or delivery.bytes >= bytes_max:
-            break
-        first = max(sequence, entry.base_sequence)
-        if entry.tag_bloom == LOOK_INSIDE and not _is_for(store, queue, entry, group):
-            sequence = entry.next_sequence
-        elif tags is None or _matches(store, queue, entry, tags):
+    try:
+        for entry in islice(reader.entries(sequence), _ENTRIES_MAX):
+            if delivery.messages >= messages_max or delivery.bytes >= bytes_max:
+                break
+            first = max(sequence, entry.base_sequence)
             count = min(entry.next_sequence - first, messages_max - delivery.messages)
+            if entry.tag_bloom == LOOK_INSIDE and not _is_for(store, queue, entry, group):
+                sequence = entry.next_sequence
+                continue
+            if tags is not None and not tags.may_match(entry.tag_bloom):
+                delivery.filtered += entry.next_sequence - first
+                sequence = entry.next_sequence
+                continue
+            if tags is not None:
+                chosen = _chosen(store, queue, entry, tags)[first - entry.base_sequence :]
+                if not chosen.any():
+                    delivery.filtered += len(chosen)
+                    sequence = entry.next_sequence
+                    continue
+                delivery.filtered += count - int(np.count_nonzero(chosen[:count]))
             delivery.add(PulledRange(entry, first, count, 1))
             _extend(delivery.pulled, first, count, begin)
             sequence = first + count
-        else:
-            sequence = entry.next_sequence
+    except LogDamaged:
+        if not delivery.pulled and sequence == begin:
+            raise
+        # what comes before the damage is delivered first; the next pull gets the error
     last = delivery.pulled[-1] if delivery.pulled else None
     if sequence > begin and (last is None or sequence > last.first_sequence + last.count):
         delivery.pulled.append(Pulled(sequence, 0, 1))
@@ -259,15 +280,14 @@ def _is_for(store: Store, queue: Queue, entry: IndexEntry, group: bytes) -> bool
         return False
 
 
-def _matches(store: Store, queue: Queue, entry: IndexEntry, tags: TagFilter) -> bool:
-    if not tags.may_match(entry.tag_bloom):
-        return False
+def _chosen(store: Store, queue: Queue, entry: IndexEntry, tags: TagFilter) -> npt.NDArray[np.bool_]:
+    """For each message of a batch, whether it matches; empty for a batch that cannot be read."""
     region = store.read(queue, entry)[1]
     try:
-        return tags.matches(region)
+        return tags.matching(region)
     except UNREADABLE as cause:
         _pass_over(queue, entry, cause)
-        return False
+        return np.zeros(0, np.bool_)
 
 
 def _pass_over(queue: Queue, entry: IndexEntry, cause: Exception) -> None:

@@ -15,16 +15,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from qmq import limits
 from qmq.broker.broker_counters import BrokerCounters, GroupCounters
 from qmq.broker.pull_results import BatchReader, TagFilter
 from qmq.broker.redelivery import Begun
 from qmq.broker.unacked_bytes import UnackedBytes
-from qmq.errors import Overloaded
+from qmq.errors import InvalidArgument, Overloaded
 from qmq.log.queue import Queue
 from qmq.log.share import Share
+from qmq.wire.frame_payloads import UNSAID, Attach
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -151,6 +152,34 @@ class CacheWindow:
     is_loading: bool = False
 
 
+class Wanted(NamedTuple):
+    """The tags that a consumer asks for, and the condition by which it selects messages itself. All consumers of a group have the same,
+    because what a filter leaves out counts as done for the whole group.
+    """
+
+    any_of: tuple[str, ...]
+    all_of: tuple[str, ...]
+    condition: str
+
+    @classmethod
+    def of(cls, request: Attach) -> Wanted:
+        return cls(tuple(sorted({*request.tags_any})), tuple(sorted({*request.tags_all})), request.condition)
+
+    def joined(self, other: Wanted) -> Wanted | None:
+        """What both ask for; None if they differ. A consumer of a release without conditions may have any."""
+        if self[:2] != other[:2] or (self.condition != other.condition and UNSAID not in (self.condition, other.condition)):
+            return None
+        return other if self.condition == UNSAID else self
+
+    def __str__(self) -> str:
+        each = [
+            f"with {kind} of the tags {', '.join(map(repr, tags))}" for kind, tags in (("any", self.any_of), ("all", self.all_of)) if tags
+        ]
+        if self.condition not in ("", UNSAID):
+            each.append(f"where {self.condition}")
+        return "messages " + " and ".join(each) if each else "all messages"
+
+
 @dataclass(slots=True)
 class QueueGroup:
     """One group on one queue in the running broker."""
@@ -165,6 +194,12 @@ class QueueGroup:
     """Used while the group is far behind."""
     seen_ms: dict[str, int] = field(default_factory=dict)
     """The last heartbeat of each consumer, monotonic."""
+    wanted: Wanted | None = None
+    """What the consumers of the group that have attached here ask for."""
+    wanted_by: set[str] = field(default_factory=set)
+    """These consumers; some may have left."""
+    filtered: int = 0
+    """Messages that the tag filter left out since this broker began to serve."""
     begun: dict[str, Begun] = field(default_factory=dict)
     """For each consumer, which failed messages it has begun to work on again."""
     idle_since_ms: int = -1
@@ -172,6 +207,23 @@ class QueueGroup:
     timer: Cancellable | None = None
     """Fires at `wakes_ms`, when the next requeued message is due."""
     wakes_ms: int = -1
+
+    def asked_for(self, wanted: Wanted, consumer: str) -> None:
+        """A consumer attaches. Raises InvalidArgument if another consumer of the group has another filter."""
+        joined = None if self.wanted is None else self.wanted.joined(wanted)
+        if joined is not None:
+            wanted = joined
+        else:
+            other = next((each for each in self.wanted_by if each != consumer and each in self.share.holders), None)
+            if other is not None:
+                raise InvalidArgument(
+                    f"group {self.name!r} reads {self.wanted} of {self.queue.id.subject!r} (consumer {other!r}), and {consumer!r} asks for "
+                    f"{wanted}: all consumers of a group need the same filter. Use another group, or stop the other consumers first; a "
+                    "lost one counts until its lease ends"
+                )
+            self.wanted_by.clear()
+        self.wanted = wanted
+        self.wanted_by.add(consumer)
 
     def expired(self, now_ms: int, lease_ms_max: int) -> list[str]:
         """Consumers whose lease has ended."""

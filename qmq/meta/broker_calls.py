@@ -2,8 +2,8 @@
 (`Brokers`); and the calls of route changes and rounds to partitions' masters (`PartitionMasters`), with short deadlines, so that a silent
 group does not delay others.
 
-Every call has a deadline. The master comes from the view, which may lag: after NotMaster, or if the replica is gone, the store is read
-once, and the new master is called. Errors name the group that did not answer.
+Every call has a deadline, and names the replica that it means (qmq/server_name.py). The master comes from the view, which may lag: after
+NotMaster, or if the replica is gone, the store is read once, and the new master is called. Errors name the group that did not answer.
 """
 
 from __future__ import annotations
@@ -12,17 +12,29 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import grpc
-from qmq_coordination.broker_groups import MasterRecord, group_key
+from qmq_coordination.broker_groups import MasterRecord, ReplicaRecord, group_key
 from qmq_coordination.view import ClusterView
 
-from qmq.errors import CallerError, CoordinationError, DeadlineExceeded, NotConnected, NotMaster, Outcome, QmqError, Unavailable
+from qmq.errors import (
+    CallerError,
+    CoordinationError,
+    DeadlineExceeded,
+    NotConnected,
+    NotMaster,
+    Outcome,
+    QmqError,
+    Unavailable,
+    WrongServer,
+)
 from qmq.network import NETWORK, Network
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import control_pb2_grpc, delay_pb2_grpc
+from qmq.request_changes import note_change
 from qmq.rpc import typed_error
+from qmq.server_name import ServerName
 
 BROKER_S: Final = 2.5
 AGAIN_S: Final = 2.0
@@ -74,33 +86,51 @@ class BrokerAnswers:
             raise NotConnected(f"{so_far}{'; ' if so_far else ''}{whole}", outcome=failure.outcome)
 
 
+class _ReplicaStubs(NamedTuple):
+    """The connection to a replica's control port."""
+
+    address: str
+    channel: grpc.aio.Channel
+    control: Any
+    delay: Any
+
+
 class Brokers:
     """The brokers of a view, and the connections to them."""
 
     def __init__(self, view: ClusterView, network: Network = NETWORK) -> None:
         self._view = view
         self._network = network
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self._stubs: dict[str, tuple[Any, Any]] = {}
-        """The stubs of the control and delay services for each channel."""
+        self._connections: dict[tuple[str, str], _ReplicaStubs] = {}
+        """The connections by group and replica."""
 
-    async def ask(self, address: str, method: str, request: Any, timeout_s: float = BROKER_S) -> Any:
-        """Call a replica's control port. Raises the replica's typed error, NotConnected, DeadlineExceeded."""
-        if address not in self._stubs:
-            channel = self._channels[address] = self._network.channel(address)
-            self._stubs[address] = (control_pb2_grpc.BrokerControlStub(channel), delay_pb2_grpc.DelayControlStub(channel))
-        control_stub, delay_stub = self._stubs[address]
-        call: Callable[..., Awaitable[Any]] = getattr(control_stub if hasattr(control_stub, method) else delay_stub, method)
+    async def ask(self, group: str, place: MasterRecord | ReplicaRecord, method: str, request: Any, timeout_s: float = BROKER_S) -> Any:
+        """Call the control port of a group's replica. Raises the replica's typed error, NotConnected, WrongServer, DeadlineExceeded."""
+        stubs = await self._connection(group, place)
+        call: Callable[..., Awaitable[Any]] = getattr(stubs.control if hasattr(stubs.control, method) else stubs.delay, method)
         try:
             return await call(request, timeout=timeout_s)
         except grpc.RpcError as cause:
-            raise typed_error(cause, address) from cause
+            raise typed_error(cause, place.control_address) from cause
+
+    async def _connection(self, group: str, place: MasterRecord | ReplicaRecord) -> _ReplicaStubs:
+        """The connection to a replica, at its latest address."""
+        known = self._connections.get((group, place.replica))
+        if known is not None and known.address == place.control_address:
+            return known
+        channel = self._network.channel(place.control_address, lambda: ServerName(self._view.cluster, group, place.replica))
+        self._connections[group, place.replica] = found = _ReplicaStubs(
+            place.control_address, channel, control_pb2_grpc.BrokerControlStub(channel), delay_pb2_grpc.DelayControlStub(channel)
+        )
+        if known is not None:
+            await known.channel.close()
+        return found
 
     async def ask_master(
         self, group: str, method: str, request: Any, *, timeout_s: float = BROKER_S, is_change: bool = False, at_most_once: bool = False
     ) -> Any:
-        """Call a group's master. A change is repeated at another master only if the first one answered NotMaster; and with `at_most_once`,
-        only if the first one has not begun it.
+        """Call a group's master. A change is repeated at another master only if the first one answered NotMaster or WrongServer; and with
+        `at_most_once`, only if the first one has not begun it.
 
         If the first one may have begun the change, an error of the second has an unknown outcome. Raises NotConnected if there is no
         master, or it does not answer; else the master's typed error.
@@ -109,14 +139,14 @@ class Brokers:
         if master is None:
             raise NotConnected(f"broker group {group!r} has no master at the moment: try again soon, or see `qmq cluster status`")
         try:
-            return await self.ask(master.control_address, method, request, timeout_s)
+            return await self._ask(group, master, method, request, timeout_s, is_change=is_change)
         except (NotMaster, NotConnected, DeadlineExceeded) as failure:
-            newer = await self._newer(group, failure) if isinstance(failure, NotMaster) or not is_change else None
+            newer = await self._newer(group, failure) if isinstance(failure, NotMaster | WrongServer) or not is_change else None
             was_begun = is_change and failure.outcome is Outcome.UNKNOWN
-            if newer is None or newer.control_address == master.control_address or (was_begun and at_most_once):
+            if newer is None or _place(newer) == _place(master) or (was_begun and at_most_once):
                 raise _silent(group, master, failure) from failure
         try:
-            return await self.ask(newer.control_address, method, request, timeout_s if is_change else AGAIN_S)
+            return await self._ask(group, newer, method, request, timeout_s if is_change else AGAIN_S, is_change=is_change)
         except (NotMaster, NotConnected, DeadlineExceeded) as failure:
             silent = _silent(group, newer, failure)
             if was_begun:
@@ -126,6 +156,17 @@ class Brokers:
             if was_begun:
                 raise type(refusal)(refusal.message, outcome=Outcome.UNKNOWN) from refusal
             raise
+
+    async def _ask(self, group: str, master: MasterRecord, method: str, request: Any, timeout_s: float, *, is_change: bool) -> Any:
+        try:
+            answer = await self.ask(group, master, method, request, timeout_s)
+        except QmqError as failure:
+            if is_change and failure.outcome is not Outcome.NOT_STORED:
+                note_change()
+            raise
+        if is_change:
+            note_change()
+        return answer
 
     async def _newer(self, group: str, failure: Unavailable) -> MasterRecord | None:
         """The current master. After a deadline the watch has had time to update the view; else the store is read."""
@@ -165,8 +206,12 @@ class Brokers:
         return answers
 
     async def close(self) -> None:
-        for channel in self._channels.values():
-            await channel.close()
+        for each in self._connections.values():
+            await each.channel.close()
+
+
+def _place(master: MasterRecord) -> tuple[str, str]:
+    return master.replica, master.control_address
 
 
 def _silent(group: str, master: MasterRecord, failure: Unavailable) -> NotConnected:
@@ -196,6 +241,22 @@ class PartitionMasters:
             return
 
     async def describe_lanes(self, broker_group: str, request: control.DescribeLanesRequest) -> control.DescribeLanesResponse:
+        """See LaneReader. Parked keys are asked for in pages."""
+        asked = control.DescribeLanesRequest()
+        asked.CopyFrom(request)
+        if request.with_parked:
+            asked.parked_after.SetInParent()
+        found = page = await self._describe_lanes(broker_group, asked)
+        statuses = {each.partition: each for each in found.partitions}
+        while page.has_more_parked:
+            asked.parked_after.CopyFrom([key for each in page.partitions for key in each.parked][-1])
+            page = await self._describe_lanes(broker_group, asked)
+            for each in page.partitions:
+                if each.partition in statuses:
+                    statuses[each.partition].parked.extend(each.parked)
+        return found
+
+    async def _describe_lanes(self, broker_group: str, request: control.DescribeLanesRequest) -> control.DescribeLanesResponse:
         answer: control.DescribeLanesResponse = await self._brokers.ask_master(broker_group, "DescribeLanes", request, timeout_s=LANES_S)
         return answer
 

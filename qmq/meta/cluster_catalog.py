@@ -25,13 +25,13 @@ from qmq_coordination.view import ClusterView
 from qmq_ordering.algebra import first_route
 
 from qmq.errors import (
-    CoordinationError,
     CoordinationUnavailable,
     CoordinationUnknown,
     InvalidArgument,
     NotConnected,
     OrderMismatch,
     SubjectExists,
+    Unavailable,
     UnknownSubject,
 )
 from qmq.meta.placement import GROUPS_PER_SUBJECT, Candidate, choose, hosts_of, move
@@ -77,7 +77,7 @@ class ClusterCatalog:
                     await self._view.fetch(key)
             except TimeoutError:
                 raise CoordinationUnavailable(
-                    f"subject {name!r} is not known here, and the coordination store does not answer whether it exists; nothing was changed"
+                    f"subject {name!r} is not known here, and the coordination store does not answer whether it exists"
                 ) from None
             found = self._view.subject(name)
         return found
@@ -129,6 +129,7 @@ class ClusterCatalog:
             address, epoch = (master.data_address, master.epoch) if master is not None and has_master else ("", state.claim.epoch)
             is_writable = group not in former_groups and self._is_writable(group)
             route = pb.QueueRoute(partition=0, broker_group=group, data_address=address, epoch=epoch, is_writable=is_writable)
+            route.replica = master.replica if address and master is not None else ""
             found.append((not has_master, route))
         return [route for _, route in sorted(found, key=itemgetter(0))]
 
@@ -162,7 +163,7 @@ class ClusterCatalog:
                 f"subject {config.name!r} is not ordered, so it has no partitions: leave out the partitions, or give the subject an order"
             )
         made = await self._catalog.create(config, is_placed=is_placed)
-        await self._read_back(subject_key(config.name))
+        await self._view.read_back(subject_key(config.name))
         return made
 
     def _admitted(self, config: SubjectConfig) -> SubjectConfig:
@@ -184,7 +185,7 @@ class ClusterCatalog:
         route = first_route(config.logical_partitions, partitions or len(config.groups), config.groups)
         first = [Put(route_key(config.name, 1), route.encode()), Put(latest_key(config.name), b"1")]
         made = await self._catalog.create(config, is_placed=is_placed, also=first)
-        await self._read_back(subject_key(config.name))
+        await self._view.read_back(subject_key(config.name))
         if not partitions:
             return made
         there = (await self.learn_route(config.name)).routes[1]
@@ -196,11 +197,16 @@ class ClusterCatalog:
         return made
 
     async def ordered(self, config: SubjectConfig) -> OrderedState:
-        """The routes of an ordered subject, as known here. Raises OrderMismatch, CoordinationError."""
+        """The routes of an ordered subject, as known here. Raises OrderMismatch, CoordinationError; Unavailable if the routes are older
+        than a broker group's log.
+        """
         if config.order is Order.NONE:
             raise OrderMismatch(f"subject {config.name!r} is not ordered: it has no route")
         state = self._view.ordered(config.name)
-        return state if state is not None and state.route is not None and 1 in state.routes else await self.learn_route(config.name)
+        if state is None or state.route is None or 1 not in state.routes:
+            state = await self.learn_route(config.name)
+        require_current(state)
+        return state
 
     async def learn_route(self, name: str) -> OrderedState:
         """Read the first and latest route of an ordered subject from the store into the view. Raises CoordinationError."""
@@ -213,11 +219,6 @@ class ClusterCatalog:
         if state is None or state.route is None or 1 not in state.routes:
             raise CoordinationUnavailable(f"the route of subject {name!r} cannot be read at the moment: try again soon")
         return state
-
-    async def _read_back(self, key: str) -> None:
-        """Read a key into the view. If the store cannot be reached, the watch will bring the change."""
-        with suppress(CoordinationError):
-            await self._view.fetch(key)
 
     async def _choose(self) -> tuple[str, ...]:
         if not self.group_names():
@@ -237,13 +238,13 @@ class ClusterCatalog:
         self._require_real_time(groups)
         known = self.group_names()
         placed = await self._catalog.update(name, lambda config: move(config, groups, known))
-        await self._read_back(subject_key(name))
+        await self._view.read_back(subject_key(name))
         return placed
 
     async def set_flush(self, name: str, flush: SubjectFlush) -> SubjectConfig:
         """Set when a subject's producers get their acknowledgement. Raises UnknownSubject, CoordinationUnavailable."""
         found = await self._catalog.update(name, lambda config: replace(config, flush=flush))
-        await self._read_back(subject_key(name))
+        await self._view.read_back(subject_key(name))
         return found
 
     # --- broker groups -------------------------------------------------------------------------------------------------
@@ -294,7 +295,7 @@ class ClusterCatalog:
             found = await self._store.get(key)
             if found is None or found.value != wanted.value.encode():
                 raise
-        await self._read_back(key)
+        await self._view.read_back(key)
         return wanted
 
 
@@ -303,3 +304,12 @@ def _mode(text: str) -> Mode:
         return Mode(text)
     except ValueError:
         raise InvalidArgument(f"a broker group's mode is {' or '.join(each.value for each in Mode)}, not {text!r}") from None
+
+
+def require_current(state: OrderedState) -> None:
+    """Raise Unavailable if the subject's routes are older than a broker group's log. Messages of newer partitions would be skipped."""
+    for what in state.stale.values():
+        raise Unavailable(
+            f"the routes of subject {state.subject!r} are not used: the coordination store's data was put back ({what}). Change nothing, "
+            "and rebuild it from the brokers' folders: docs/RUNBOOKS.md, etcd was put back to older data"
+        )

@@ -4,7 +4,8 @@
     drop      each broker group's master drops its queues; answered when that is committed and the broker has seen the mark
     forget    one transaction deletes the record and all other keys of the subject
 
-Each step may be repeated by any metaserver. The leader continues deletions that a crash or a lost broker group interrupted.
+Each step may be repeated by any metaserver. The leader continues deletions that a crash or a lost broker group interrupted. It also deletes
+the addresses of replicas that are no members of their group and whose process is gone.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from qmq_coordination.coordination_store import CoordinationStore, Delete, KeyValue, unchanged
+from qmq_coordination.broker_groups import presence_key, replica_key
+from qmq_coordination.coordination_store import CoordinationStore, Delete, KeyValue, absent, unchanged
 from qmq_coordination.delivery_settings import PAUSES, SETTINGS, PauseKind
 from qmq_coordination.ordered_records import ASSIGNMENTS, FENCES, MEMBERS, ROUTES
 from qmq_coordination.schema_keys import schemas_prefix
@@ -90,6 +92,8 @@ class Deletion:
         """Continue interrupted deletions while this metaserver is the leader. Never returns."""
         while True:
             await self._sleep(self._timing.sweep_s)
+            if is_leader():
+                await self._forget_replicas()
             for name in self._view.deleting() if is_leader() else ():
                 try:
                     found = await self._store.get(subject_key(name))
@@ -99,6 +103,21 @@ class Deletion:
                     log.warning("deleting subject %s failed, it will be tried again: %s", name, failure)
                 except Exception:
                     log.exception("deleting subject %s failed, it will be tried again", name)
+
+    async def _forget_replicas(self) -> None:
+        for group in self._view.groups():
+            members = group.items.get("members")
+            if members is None:
+                continue
+            stays = {*group.voters, *group.learners, *self._view.present(group.name)}
+            for replica in sorted(self._view.replicas(group.name).keys() - stays):
+                try:
+                    found = await self._store.get(replica_key(group.name, replica))
+                    if found is not None:
+                        compares = [unchanged(members), unchanged(found), absent(presence_key(group.name, replica))]
+                        await self._store.txn(compares, [Delete(found.key)])
+                except QmqError as failure:
+                    log.warning("deleting the address of replica %s failed, it will be tried again: %s", replica, failure)
 
     async def _carry_on(self, record: KeyValue) -> int:
         """Drop the queues of a subject whose record is marked, and delete the record."""

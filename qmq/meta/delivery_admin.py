@@ -19,7 +19,7 @@ from qmq_coordination.delivery_settings import REASON_CHARS_MAX as REASON_MAX
 from qmq_coordination.view import ClusterView
 
 from qmq.clock import Clock
-from qmq.errors import CoordinationError, CoordinationUnknown, InvalidArgument, OrderMismatch, QmqError
+from qmq.errors import CoordinationUnknown, InvalidArgument, OrderMismatch, QmqError
 from qmq.meta.broker_calls import Brokers
 from qmq.meta.cluster_catalog import ClusterCatalog
 from qmq.model import GroupSettings, Order, SubjectConfig, check_name, is_dead_letters
@@ -144,14 +144,8 @@ class DeliveryService:
                 if (await self._store.txn([condition], [Delete(key) if value is None else Put(key, value)])).succeeded:
                     break
             item = await self._store.get(key)
-        await self._read_back(key)
+        await self._view.read_back(*([key] if value is not None else []))
         return first, value
-
-    async def _read_back(self, key: str) -> None:
-        """Read a key into the view. If the store cannot be reached, the watch will bring the key. A deleted key needs a listing."""
-        with suppress(CoordinationError):
-            if await self._view.fetch(key) is None:
-                await self._view.refresh()
 
 
 def _change_of(request: pb.SetGroupSettingsRequest) -> SettingsRecord:

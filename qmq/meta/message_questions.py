@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
 
+from qmq.clock import time_of
 from qmq.errors import MessageNotFound, QmqError, UnknownSubject
 from qmq.meta.broker_calls import Brokers
 from qmq.model import MessageId, check_name
@@ -30,7 +30,7 @@ async def find_every(brokers: Brokers, hosts: Iterable[str], request: control.Fi
 
 
 def _not_found(request: control.FindMessageRequest, *, is_cut: bool) -> MessageNotFound:
-    born = datetime.fromtimestamp((MessageId.parse(request.message_id).producer_id >> 20) / 1000, UTC)
+    born = time_of(MessageId.parse(request.message_id).producer_id >> 20)
     more = "Not everything was looked through: name its subject, or give its delayed id" if is_cut else "Retention may have taken it"
     return MessageNotFound(
         f"no kept message of {request.subject or 'any subject'} has the id {request.message_id}, whose producer began at "

@@ -16,7 +16,7 @@ from qmq.clock import Clock, SystemClock
 from qmq.meta.access_service import AccessService
 from qmq.meta.broker_calls import Brokers, PartitionMasters
 from qmq.meta.cluster_catalog import ClusterCatalog
-from qmq.meta.cluster_description import ClusterDescription
+from qmq.meta.cluster_description import AskMembers, ClusterDescription, no_members
 from qmq.meta.delay_calls import Delays
 from qmq.meta.deletion import Deletion
 from qmq.meta.delivery_admin import DeliveryService
@@ -35,11 +35,13 @@ from qmq.process_description import DescribeProcess
 from qmq.proto.v1 import access_pb2_grpc, meta_pb2_grpc
 from qmq.proto.v1 import control_pb2 as control
 from qmq.rpc_door import RpcBounds, RpcDoor
-from qmq.rpc_server import rpc_server
+from qmq.rpc_server import NameCheck, rpc_server
 from qmq.security.access_config import AccessConfig
 from qmq.security.access_control import AccessControl
 from qmq.security.cluster_access import follow_access, server_network
 from qmq.security.rpc_guard import RpcGuard
+from qmq.server_name import ServerName
+from qmq.text_numbers import joined
 
 STOP_GRACE_S: Final = 1.0
 BOUNDS: Final = RpcBounds(connections_max=WATCHERS_MAX, calls_max=WATCHERS_MAX + 10_000)
@@ -80,9 +82,13 @@ class MetaServer:
         network: Network = NETWORK,
         access: AccessControl | None = None,
         process: DescribeProcess = control.ProcessStatus,
+        members: AskMembers = no_members,
     ) -> None:
-        """`access` is the process's access control, if it exists already. `process` describes the process."""
+        """`access` is the process's access control, if it exists already. `process` describes the process, `members` asks the members of
+        the coordination store.
+        """
         self._config = config
+        self._view = view
         self._network = network
         clock = clock or SystemClock()
         self._access = access or follow_access(view, config.access, clock=clock)
@@ -107,7 +113,7 @@ class MetaServer:
         delivery = DeliveryService(store, view, cluster, self._brokers, clock)
         self._deletion = Deletion(store, view, cluster, self._brokers, timing=config.timing)
         delays = Delays(view, self._brokers)
-        description = ClusterDescription(view, self._brokers, clock, process)
+        description = ClusterDescription(view, self._brokers, clock, process, members)
         schemas = SchemaService(store, cluster, clock)
         self._service = MetaService(
             cluster, view, self._brokers, self._watchers, ordered, delays, delivery, self._deletion, description, schemas
@@ -127,7 +133,7 @@ class MetaServer:
 
     @property
     def address(self) -> str:
-        return f"{self._config.host}:{self.port}"
+        return joined(self._config.host, self.port)
 
     @property
     def watchers(self) -> int:
@@ -143,7 +149,7 @@ class MetaServer:
         """Serve clients. Raises OSError if the port is taken."""
         bounds = self._config.bounds.fitting(self._network.rpc_descriptors(self._config.host))
         door = RpcDoor(bounds, self._guard.refused, self._guard.peers)
-        server = rpc_server(door, (self.calls, self._guard))
+        server = rpc_server(door, (self.calls, NameCheck(lambda: ServerName(self._view.cluster)), self._guard))
         meta_pb2_grpc.add_MetaServicer_to_server(self._service, server)
         access_pb2_grpc.add_AccessServicer_to_server(self._administration, server)
         self._served = await self._network.serve(server, self._config.host, self._config.port, door)
@@ -183,10 +189,10 @@ class CallCounts(grpc.aio.ServerInterceptor):
             return None  # an unknown method: a caller can send any name
         method = str(handler_call_details.method).rpartition("/")[2]
         self.requests[method] = self.requests.get(method, 0) + 1
-        if handler.unary_unary is None:
+        if handler.response_streaming:
             return handler
-        return grpc.unary_unary_rpc_method_handler(
-            self._counted(method, handler.unary_unary), handler.request_deserializer, handler.response_serializer
+        return grpc.stream_unary_rpc_method_handler(
+            self._counted(method, handler.stream_unary), handler.request_deserializer, handler.response_serializer
         )
 
     def _counted(self, method: str, serve: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:

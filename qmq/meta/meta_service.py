@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 
 from qmq_coordination.view import ClusterView
 
-from qmq.errors import InvalidArgument, MessageNotFound, UnknownGroup, UnknownSubject
+from qmq.errors import InvalidArgument, MessageNotFound, OrderMismatch, UnknownGroup, UnknownSubject
 from qmq.meta.broker_calls import CHANGE_S, Brokers
 from qmq.meta.cluster_catalog import ClusterCatalog
 from qmq.meta.cluster_description import ClusterDescription
@@ -65,7 +65,12 @@ class MetaService(meta_pb2_grpc.MetaServicer):
         config, routes = await self._cluster.locate(
             check_name("subject", request.subject), create=request.create_if_missing, delayed=request.delayed
         )
-        found = pb.LocateResponse(settings=settings_of(config), routes=routes, hosts=() if request.delayed else self._cluster.hosts(config))
+        found = pb.LocateResponse(
+            settings=settings_of(config),
+            routes=routes,
+            hosts=() if request.delayed else self._cluster.hosts(config),
+            cluster=self._view.cluster,
+        )
         if config.order is not Order.NONE:
             state = await self._cluster.ordered(config)
             assert state.route is not None
@@ -150,6 +155,11 @@ class MetaService(meta_pb2_grpc.MetaServicer):
     @answering
     async def DescribeGroups(self, request: control.DescribeGroupsRequest) -> control.DescribeGroupsResponse:
         hosts = await self._hosts(request.subject)
+        if request.subject and request.group and (await self._cluster.subject(request.subject)).order is not Order.NONE:
+            raise OrderMismatch(
+                f"subject {request.subject!r} is ordered: its groups are described with its route, by `MetadataClient.describe_route` or "
+                f"`qmq group show {request.subject} {request.group}`"
+            )
         answers = await self._brokers.ask_masters(hosts, "DescribeGroups", request, absent=(UnknownGroup,))
         groups = [group for answer in answers.partial() for group in answer.groups]
         return control.DescribeGroupsResponse(groups=groups, silent=answers.silent)
@@ -220,7 +230,7 @@ class MetaService(meta_pb2_grpc.MetaServicer):
 
     @answering
     async def DescribeCluster(self, request: pb.DescribeClusterRequest) -> pb.DescribeClusterResponse:
-        return self._description.of_metaserver() if request.only_metaserver else await self._description.of_all()
+        return await (self._description.of_metaserver() if request.only_metaserver else self._description.of_all())
 
     @answering
     async def SetGroupMode(self, request: pb.SetGroupModeRequest) -> pb.SetGroupModeResponse:

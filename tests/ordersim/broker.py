@@ -32,6 +32,7 @@ from qmq.log.recovery import open_store
 from qmq.node.broker_view import ViewRouting
 from qmq.node.write_lease import WriteLease
 from qmq.rpc import CODE, OUTCOME, RETRY
+from qmq.server_name import ServerName
 
 if TYPE_CHECKING:
     from ordersim.group import BrokerGroup
@@ -92,11 +93,12 @@ class Replica(Process):
         self.view = ClusterView(self.coordination, monotonic_s=self.loop.time)
         record = MasterRecord(name, 0, "", f"{name}:1", f"{name}:2")
         self.coordinator = Coordinator(self.coordination, self.group.name, lambda: record, simulation.new_id, lease_s=LEASE_S)
-        config = BrokerConfig(name=self.group.name)
+        config = BrokerConfig(name=name)
         self.broker = Broker(self.store, self.view.subject, self.clock, config, self.loop, make_parts=self._make_parts, is_serving=False)
         self.admin = LaneAdmin(self.broker, self.group.name)
         self._control = ControlService(BrokerAdmin(self.broker, self.group.name), self.admin, None, self.group.name)  # type: ignore[arg-type]
-        self.accept = lambda: DataConnection(self.broker, lambda _: None).stream
+        own = ServerName(group=self.group.name, replica=name)
+        self.accept = lambda: DataConnection(self.broker, lambda _: None, own=lambda: own).stream
         self.view.on_change(self._changed)
         self._tasks = [self.loop.create_task(self.view.start()), self.loop.create_task(self._tick())]
 

@@ -3,9 +3,11 @@
 * A producer gets "stored" only for a committed message, with its position.
 * A handler gets only committed messages, and none of a parked key. In a range of logical partitions it gets messages of a version only
   when everything of the earlier versions is done there, as committed.
+* No message overtakes an earlier one of its key in its partition: that is done, parked, or finished by a handler since its last replay.
 * Of each key, a group gets first deliveries in the order of sending; a redelivery returns to an earlier message and comes forward again
   without leaving one out. Messages whose producer got an unknown outcome, and messages set aside, are exempt.
-* A message that failed as "not stored" is in no log. At the end no acknowledged message is missing.
+* A message that failed as "not stored" is in no log. At the end no acknowledged message is missing, and every one was finished by a handler
+  of each group, or skipped by an operator.
 """
 
 from __future__ import annotations
@@ -48,6 +50,8 @@ class Checks:
         self.unknown: dict[tuple[bytes, int], None] = {}
         self.finished: set[Where] = set()
         self.failed: set[Where] = set()
+        self.skipped: set[Where] = set()
+        """Parked, and not given back: an operator skipped the key."""
         self._lines: dict[tuple[str, bytes], Line] = {}
         self._done: set[tuple[str, int, int]] = set()
         self.handed_count = self.again_count = 0
@@ -81,6 +85,11 @@ class Checks:
         for number, part in ledger.parts.items():
             if number < message.partition and group in part.groups and part.groups[group].parked.get(found.key):
                 raise Violation(f"parked: {consumer} of group {group} is given {name}, while the key is parked in partition {number}")
+        for sequence in ledger.parts[message.partition].by_key[found.key]:
+            if sequence >= found.sequence:
+                break
+            if not (sequence < progress.begins_at or sequence in progress.done or (group, message.partition, sequence) in self.finished):
+                raise Violation(f"overtaken: {consumer} of group {group} is given {name}, and nobody has finished the one at {sequence}")
         self._require_before(group, consumer, message.partition, found.lp, name)
         self._require_order(group, consumer, found.key, found.number, name)
 
@@ -146,6 +155,10 @@ class Checks:
             found = ledger.find(partition, sequence)
             if found is None or (found.key, found.number) != (key, number):
                 raise Violation(f"durability: message {number} of {key!r} was acknowledged at {sequence} of {partition}, there is {found}")
+            places = [(partition, message.sequence) for partition, message in ledger.by_key[key][number]]
+            for group in self._simulation.plan.groups if self._simulation.plan.give_back_every_ms else ():
+                if not any((group, *place) in self.finished or (group, *place) in self.skipped for place in places):
+                    raise Violation(f"lost: no handler of group {group} has finished message {number} of {key!r} in {places}")
         for key, number in self.refused:
             if ledger.by_key.get(key, {}).get(number):
                 raise Violation(f"refused: message {number} of {key!r} was reported as not stored, and is in {ledger.by_key[key][number]}")

@@ -74,6 +74,8 @@ class Part:
     """The last message of each key."""
     by_lp: dict[int, list[int]] = field(default_factory=dict)
     """Sequences."""
+    by_key: dict[bytes, list[int]] = field(default_factory=dict)
+    """Sequences."""
 
     def is_finished(self, group: str, lp: int) -> bool:
         """Whether the group has done everything of a logical partition here, the command message too."""
@@ -145,6 +147,7 @@ class Ledger:
             message = Message(keys[index], number, lps[index], view.base_sequence + index, ids[index], at_ms)
             part.messages.append(message)
             part.by_lp.setdefault(message.lp, []).append(message.sequence)
+            part.by_key.setdefault(message.key, []).append(message.sequence)
             self._place(part, message)
 
     def _place(self, part: Part, message: Message) -> None:
@@ -270,8 +273,9 @@ class Ledger:
         progress.holders = {token: held for token, held in progress.holders.items() if not held[0].first <= lp < held[0].end}
         if action.replays and sequences:
             progress.done.difference_update(sequences)
-            progress.end_done.discard(lp)
             self._simulation.checks.replays(action.group, action.key, [part.messages[each].number for each in sequences])
+        elif sequences:
+            self._simulation.checks.skipped.update((action.group, action.partition, each) for each in sequences)
 
     # --- questions -------------------------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ class Timer:
         self, loop: ProcessLoop, when: float, callback: Callable[..., Any], args: tuple[Any, ...], context: contextvars.Context | None
     ) -> None:
         self._loop, self._when, self._callback, self._args = loop, when, callback, args
-        self._context = context or contextvars.copy_context()
+        self._context = contextvars.copy_context() if context is None else context  # an empty one is false
         self._is_cancelled = False
 
     def cancel(self) -> None:
@@ -122,6 +122,9 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         cause = context.get("exception")
         if self.is_alive and cause is not None and not isinstance(cause, QmqError):
             self._broken(self.name, cause)
+
+    async def getaddrinfo(self, host: Any, port: Any, **_: Any) -> Any:  # type: ignore[override]
+        return [(host, port)]  # every name has an address
 
     async def create_connection(self, factory: Callable[[], Any], host: str = "", port: int = 0, **_: Any) -> Any:  # type: ignore[override]
         return await self.connect(factory, host)

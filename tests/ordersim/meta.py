@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from qmq_coordination.broker_groups import MasterRecord, ReplicaRecord
 from qmq_coordination.view import ClusterView
 
 from ordersim.etcd import Store as Coordination
@@ -31,9 +32,9 @@ class SimBrokers(Brokers):
         super().__init__(view)
         self._mine = mine
 
-    async def ask(self, address: str, method: str, request: Any, timeout_s: float = 2.5) -> Any:
+    async def ask(self, group: str, place: MasterRecord | ReplicaRecord, method: str, request: Any, timeout_s: float = 2.5) -> Any:
         """See Brokers."""
-        return await self._mine.simulation.network.call(self._mine, address, method, request, timeout_s)
+        return await self._mine.simulation.network.call(self._mine, place.control_address, method, request, timeout_s)
 
 
 class Metaserver(Process):

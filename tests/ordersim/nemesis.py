@@ -48,6 +48,8 @@ class Nemesis:
         self._world.after(self._random.randint(500, 3_000), self._change, round_number)
         if self._plan.hold_every_ms:
             self._world.after(self._random.randint(500, 3_000), self._hold, round_number)
+        if self._plan.give_back_every_ms:
+            self._world.after(self._plan.give_back_every_ms, self._give_one_back, round_number)
 
     def _is_over(self, round_number: int) -> bool:
         return self._simulation.is_calm or self._simulation.round != round_number
@@ -396,6 +398,34 @@ class Nemesis:
             request = control.UnparkRequest(subject=self._simulation.subject, group=group, partition=number, key=key, replay=True)
             operator.tell(f"unpark {key!r} of {group} in {number}")
             operator.loop.create_task(operator.ask(self._random.choice(self._simulation.metaserver_names), "Unpark", request))
+
+    def to_give_back(self) -> list[tuple[str, bytes, int]]:
+        """Group, key and the oldest partition that has parked messages of the key. Newer ones follow it."""
+        found: dict[tuple[str, bytes], int] = {}
+        for number, part in sorted(self._simulation.ledger.parts.items()) if self._plan.give_back_every_ms else ():
+            for group, progress in part.groups.items():
+                for key in [key for key, sequences in progress.parked.items() if sequences]:
+                    found.setdefault((group, key), number)
+        return [(group, key, number) for (group, key), number in found.items()]
+
+    def _give_one_back(self, round_number: int) -> None:
+        if not self._is_over(round_number):
+            found = self.to_give_back()
+            if found:
+                self._give_back(*self._random.choice(found), replays=self._random.random() < 0.9)
+            self._world.after(1 + int(self._random.expovariate(1 / self._plan.give_back_every_ms)), self._give_one_back, round_number)
+
+    def give_all_back(self) -> None:
+        """Replay every parked key."""
+        for each in self.to_give_back():
+            self._give_back(*each, replays=True)
+
+    def _give_back(self, group: str, key: bytes, number: int, *, replays: bool) -> None:
+        self._faults["replay" if replays else "skip"] += 1
+        operator = self._simulation.operator
+        operator.tell(f"{'replays' if replays else 'skips'} {key!r} of {group} in {number}")
+        request = control.UnparkRequest(subject=self._simulation.subject, group=group, partition=number, key=key, replay=replays)
+        operator.loop.create_task(operator.ask(self._random.choice(self._simulation.metaserver_names), "Unpark", request))
 
     def _is_read(self, group: str, number: int, lp: int) -> bool:
         """Whether the group reads the partition still."""

@@ -57,6 +57,8 @@ CHANGES = ("split", "merge", "move", "split_many", "merge_many", "drain")
 
 HOLDS = 0.2
 """The fraction of plans in which connections are held."""
+PARKS = 0.15
+"""The fraction of plans in which many keys are parked, and given back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,9 @@ class Plan:
     change_every_ms: int = 6_000
     hold_every_ms: int = 0
     """How often connections between producers and a broker group are held; 0: never."""
+    give_back_every_ms: int = 0
+    """How often an operator replays or skips a parked key; 0: only as a fault. Then everything is given back in the end."""
+    parked_bytes_max: int = 8 << 20
     faults: tuple[str, ...] = ()
     changes: tuple[str, ...] = CHANGES
 
@@ -152,4 +157,20 @@ def with_holds(plan: Plan, random: Random) -> Plan:
         delivery_s=random.choice((3.0, 8.0)),
         unknown=random.choice(("fail", "resend")),
         send_every_ms=300,
+    )
+
+
+def with_parks(plan: Plan, random: Random) -> Plan:
+    """In some plans handlers fail often, many keys are parked and given back, and there may be little room. Drawn as in `with_holds`."""
+    if random.random() >= PARKS:
+        return plan
+    return replace(
+        plan,
+        on_failure="park",
+        keys=random.choice((2, 5)),
+        send_every_ms=random.choice((300, 700)),
+        handler_ms=random.choice((5, 40)),
+        handler_fails=random.choice((0.1, 0.2, 0.4)),
+        give_back_every_ms=random.choice((1_000, 3_000, 8_000)),
+        parked_bytes_max=random.choice((300, 1_000, plan.parked_bytes_max)),
     )

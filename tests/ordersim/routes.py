@@ -2,7 +2,7 @@
 
 * Versions are consecutive. Each has one change, which is prepared once and goes through the phases in order.
 * A version is published together with its change, when every source is sealed (committed) or fenced.
-* A fence is put while nobody holds the group's master key and no master has a write lease.
+* A fence is put while nobody holds the group's master key and no master has a write lease. It is removed once the partition is sealed.
 * A group's frontier moves by one version at a time, and only where the ledger has everything before it as done.
 """
 
@@ -27,10 +27,13 @@ PHASES = (Phase.PREPARED, Phase.SEALED, Phase.PUBLISHED, Phase.DONE)
 
 @dataclass(slots=True)
 class Group:
-    """A consumer group. `since`: the version at which it began to read."""
+    """A consumer group. `since`: the version at which it began to read; `furthest`: the last one that it reached everywhere, which a replay
+    of a key does not take back.
+    """
 
     since: int
     record: GroupRecord
+    furthest: int
 
 
 class Routes:
@@ -52,6 +55,7 @@ class Routes:
         events = sorted(changes.events, key=lambda event: "/latest" in event.key)
         for event in events:
             if event.now is None:
+                self._deleted(event.key)
                 continue
             simulation = self._simulation
             simulation.tracer.put(event.key, event.now.value, at_ms=simulation.world.now, has=simulation.etcd.items.__contains__)
@@ -112,7 +116,7 @@ class Routes:
                 raise Violation(f"changes: {before.id} ({before.phase.value}) to version {change.to_version} becomes {change}")
             if change.phase is Phase.DONE and before.phase is Phase.PUBLISHED:
                 known = self._known_at[change.to_version]  # one that begins while the groups are counted may be missed: nothing hangs on it
-                behind = [name for name in known if self.groups[name].record.frontier.version < change.to_version]
+                behind = [name for name in known if self.groups[name].furthest < change.to_version]
                 if behind:
                     raise Violation(f"changes: {change.id} to version {change.to_version} is done, and {behind} are behind")
         for number, sequence in change.sealed.items():
@@ -138,15 +142,23 @@ class Routes:
             if replica.epoch and replica.right():
                 raise Violation(f"fence: partition {number} is fenced, and {replica.name} still has the right to append to it")
 
+    def _deleted(self, key: str) -> None:
+        if key.startswith(FENCES):
+            number = int(key.rsplit("/", 1)[1])
+            self._simulation.tell("etcd", f"the fence of partition {number} is removed")
+            if self._simulation.ledger.parts[number].sealed_at < 0:
+                raise Violation(f"fence: the fence of partition {number} is removed, and the partition is not sealed, as committed")
+
     # --- groups ----------------------------------------------------------------------------------------------------------
 
     def _group(self, name: str, record: GroupRecord) -> None:
         known = self.groups.get(name)
         if known is None:
-            self.groups[name] = Group(record.frontier.version, record)
+            self.groups[name] = Group(record.frontier.version, record, record.frontier.version)
             self._simulation.tell("etcd", f"group {name} begins at {record}")
             return
         before, known.record = known.record, record
+        known.furthest = max(known.furthest, record.frontier.version)
         if record.frontier != before.frontier:
             pieces = " ".join(f"{piece.range}v{piece.version}" for piece in record.frontier.pieces)
             self._simulation.tell("etcd", f"group {name}: {pieces} ({record.gate.value})")

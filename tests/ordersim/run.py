@@ -21,7 +21,7 @@ from typing import Any
 from unittest.mock import patch
 
 from qmq_coordination.coordination_store import Put
-from qmq_coordination.ordered_records import latest_key, route_key
+from qmq_coordination.ordered_records import FENCES, latest_key, route_key
 from qmq_coordination.subjects import encode_subject, subject_key
 from qmq_ordering.algebra import first_route
 from qmq_ordering.route import Phase
@@ -36,13 +36,15 @@ from ordersim.loop import bury
 from ordersim.meta import Metaserver
 from ordersim.nemesis import Nemesis
 from ordersim.network import Network
-from ordersim.plan import Plan, draw, with_holds
+from ordersim.plan import Plan, draw, with_holds, with_parks
 from ordersim.routes import Routes
 from ordersim.story import Story
 from ordersim.tracer import Tracer, silent
 from ordersim.violation import RAISED, Violation, own_violations
+from qmq.broker import lanes
 from qmq.client import connection as connections
 from qmq.errors import QmqError
+from qmq.log import lane_share
 from qmq.model import Fencing, Order, SubjectConfig
 
 SUBJECT = "orders"
@@ -86,7 +88,7 @@ class Simulation:
         self.story = story
         self.tracer = tracer or silent()
         self.world = World(seed)
-        self.plan = plan or with_holds(draw(self.world.random), random.Random(f"holds {seed}"))
+        self.plan = plan or self._drawn()
         self.subject = SUBJECT
         self.faults: Counter[str] = Counter()
         self.graveyard: list[asyncio.Task[Any]] = []
@@ -111,6 +113,10 @@ class Simulation:
         self.operator = Operator(self, "operator")
 
     # --- environment -----------------------------------------------------------------------------------------------------------
+
+    def _drawn(self) -> Plan:
+        plan = with_holds(draw(self.world.random), random.Random(f"holds {self.seed}"))
+        return with_parks(plan, random.Random(f"parks {self.seed}"))
 
     def new_id(self) -> str:
         """Never the same twice."""
@@ -246,6 +252,7 @@ class Simulation:
             self.nemesis.end()
             for name in (*self.metaserver_names, *self._consumers):
                 self.start(name)
+            self.nemesis.give_all_back()
             self.world.run(self.world.now + 3_000)
             before, left = left, self._left()
             if left != before:
@@ -275,7 +282,9 @@ class Simulation:
         for name, group in routes.groups.items():
             if group.record.frontier.version < routes.latest:
                 found.append(f"group {name} is at {group.record.frontier}, {routes.latest} is the latest")
-        return found + self.checks.undrained()
+        fences = [f"the store has {key}" for key in self.etcd.items if key.startswith(FENCES)]
+        parked = [f"group {group} has {key!r} parked in partition {number}" for group, key, number in self.nemesis.to_give_back()]
+        return found + fences + parked + self.checks.undrained()
 
     def _end(self) -> None:
         self.is_over = True
@@ -304,6 +313,7 @@ class _Errors(logging.Handler):
 @contextmanager
 def _alone(seed: int, simulation: Simulation) -> Iterator[None]:
     """Replace all sources of randomness and of the machine's state by the seed's."""
+    plan = simulation.plan
     state, chance, logger = random.getstate(), random.Random(seed), logging.getLogger("qmq")
     handler, level, propagates = _Errors(simulation), logger.level, logger.propagate
     random.seed(seed)
@@ -316,6 +326,8 @@ def _alone(seed: int, simulation: Simulation) -> Iterator[None]:
             patch("os.urandom", chance.randbytes),
             patch("secrets.token_hex", lambda size=8: chance.randbytes(size).hex()),
             patch.object(connections, "SWEEP_S", SWEEP_S),
+            patch.object(lane_share, "PARKED_BYTES_MAX", plan.parked_bytes_max),
+            patch.object(lanes, "PARKED_BYTES_MAX", plan.parked_bytes_max),
         ):
             yield
     finally:

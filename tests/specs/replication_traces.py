@@ -25,6 +25,8 @@ OUTSIDE: Final = {
     "answer everything that waits at any commit": "answers to clients",
     "acknowledge when the master has it": "answers to clients",
     "accept a hello without its proof": "proofs of links",
+    "remove a voter though too few of those that stay are there": "who answers",
+    "promise although the disk has no room for the promise": "full disks",
 }
 """Planted bugs of the simulator in what the specification leaves out."""
 LIMITS: Final = ("MaxEpoch", "MaxLength", "MaxMessages", "MaxChanges", "MaxKills", "MaxCuts")

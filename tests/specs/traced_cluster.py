@@ -20,15 +20,16 @@ from qmq.testing import TestCluster
 class TracedStore(EmbeddedStore):
     """A coordination store that shows what it stores."""
 
-    def __init__(self, monotonic_s: Callable[[], float], tracer: Tracer) -> None:
+    def __init__(self, monotonic_s: Callable[[], float], show: Callable[[str, bytes, Callable[[str], bool]], None]) -> None:
+        """`show` gets each key, its new value, and what says whether the store has a key."""
         super().__init__(monotonic_s=monotonic_s)
-        self._tracer = tracer
+        self._show = show
 
     async def txn(self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()) -> TxnResult:
         result = await super().txn(compares, success, failure)  # it never waits
         for operation in success if result.succeeded else failure:
             if isinstance(operation, Put):
-                self._tracer.put(operation.key, operation.value, at_ms=int(time.time() * 1000), has=self._has)
+                self._show(operation.key, operation.value, self._has)
         return result
 
     def _has(self, key: str) -> bool:
@@ -51,10 +52,14 @@ class TracedDriver(Driver):
 def traced_cluster(tracer: Tracer, *, brokers: int, groups: int) -> TestCluster:
     """A cluster without a delay group, whose ordered subject `tracer` watches."""
     logs = CommittedLogs()
+
+    def show(key: str, value: bytes, has: Callable[[str], bool]) -> None:
+        tracer.put(key, value, at_ms=int(time.time() * 1000), has=has)
+
     return TestCluster(
         brokers=brokers,
         groups=groups,
         delay=False,
         make_driver=lambda *args, **options: TracedDriver(*args, logs=logs, tracer=tracer, **options),
-        make_store=lambda monotonic_s: TracedStore(monotonic_s, tracer),
+        make_store=lambda monotonic_s: TracedStore(monotonic_s, show),
     )

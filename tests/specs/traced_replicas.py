@@ -12,7 +12,7 @@ from typing import Any
 
 from qmq_replication import wire
 from qmq_replication.driver import Driver
-from qmq_replication.ready import DurableState, Ready
+from qmq_replication.ready import Ready
 from qmq_replication.replica_messages import Message
 from sim.replica_tracer import ReplicaTracer, Trace
 
@@ -61,9 +61,11 @@ class TracingDriver(Driver):
         if not self.is_opening:
             self._tracer.shows(self.core)
 
-    def _save_state(self, state: DurableState) -> None:
-        super()._save_state(state)
-        self._tracer.saved(state.promised)
+    def _saved(self) -> bool:
+        is_saved = super()._saved()
+        if is_saved:
+            self._tracer.saved(self.identity.promised)
+        return is_saved
 
     def _change_log(self, ready: Ready) -> None:
         if ready.reset is not None:
@@ -99,7 +101,7 @@ def traced_group(trace: Trace) -> TestCluster:
         delay=False,
         make_disk=lambda name: TracedDisk(tracers[name]),
         make_driver=lambda *args, **options: TracingDriver(*args, tracers=tracers, **options),
-        make_store=lambda monotonic_s: TracedStore(monotonic_s, trace),
+        make_store=lambda monotonic_s: TracedStore(monotonic_s, lambda key, value, _has: trace.put(key, value)),
     )
 
 

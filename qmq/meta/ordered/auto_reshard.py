@@ -69,7 +69,7 @@ class Resharding:
             found = await self._store.get(key)
             if found is None or found.value != policy.encode():
                 raise
-        await self._view.fetch(key)
+        await self._view.read_back(key)
         return policy_message(subject, policy)
 
     @staticmethod

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Final
 
 from qmq_coordination.coordination_store import CoordinationStore, KeyValue, Operation, Put, absent, unchanged
-from qmq_coordination.ordered_records import change_key, groups_prefix, latest_key, route_key
+from qmq_coordination.ordered_records import change_key, groups_prefix, latest_key, route_key, stale_prefix
 from qmq_coordination.subjects import decode_subject, subject_key
 from qmq_ordering.algebra import next_route
 from qmq_ordering.frontier import GroupRecord
@@ -57,7 +57,7 @@ class RouteChanges:
         arrow: Arrow = nowhere,
     ) -> None:
         self._store = store
-        self._sealing = Sealing(store, sealer, sleep=sleep, now_ms=now_ms, arrow=arrow)
+        self.sealing = Sealing(store, sealer, sleep=sleep, now_ms=now_ms, arrow=arrow)
         self._sleep = sleep
         self._now_ms = now_ms
         self._arrow = arrow
@@ -78,6 +78,10 @@ class RouteChanges:
         """
         config = await self._subject(subject)
         latest = await self._latest(subject)
+        if (stale := (await self._store.list(stale_prefix(subject))).items) and stale[0].value:
+            raise RouteConflict(
+                f"the routes of subject {subject!r} must not change: the coordination store's data was put back ({stale[0].value.decode()})"
+            )
         version = int(latest.value)
         if from_version not in (0, version):
             raise other_version(subject, version, from_version)
@@ -91,7 +95,7 @@ class RouteChanges:
             # back.
             for number in change.sources:
                 part = _source(route, number)
-                await self._sealing.sealer.probe(part.group, subject, number)
+                await self.sealing.sealer.probe(part.group, subject, number)
         await self._arrow("before prepare")
         await self._put_prepared(subject, latest, change)
         await self._arrow("behind prepare")
@@ -134,7 +138,7 @@ class RouteChanges:
 
     def know_gone(self, broker_group: str) -> None:
         """Note that the broker group has had no master for long enough, so that it is fenced without another wait."""
-        self._sealing.know_gone(broker_group)
+        self.sealing.know_gone(broker_group)
 
     # --- carry on ------------------------------------------------------------------------------------------------------
 
@@ -168,8 +172,8 @@ class RouteChanges:
         route = await self.route(subject, change.to_version - 1)
         sources = [_source(route, number) for number in change.sources]
         after = change
-        for part in await self._sealing.silent_first(subject, sources):
-            sequence = await self._sealing.close(subject, part, change, config.fencing)
+        for part in await self.sealing.silent_first(subject, sources):
+            sequence = await self.sealing.close(subject, part, change, item, config.fencing)
             after = step(after, PhaseEvent.SOURCE_SEALED, number=part.number, sequence=sequence)
         after = step(after, PhaseEvent.ALL_SEALED, now_ms=self._now_ms())
         await self._arrow("before sealed")
@@ -218,7 +222,7 @@ class RouteChanges:
         for number in [number for number, sequence in change.sealed.items() if sequence == FENCED]:
             part = _source(await self.route(subject, version - 1), number)
             with suppress(QmqError):
-                sequence = await self._sealing.sealer.seal(part.group, subject, number, change.id, version)
+                sequence = await self.sealing.sealer.seal(part.group, subject, number, change.id, version)
                 after = step(after, PhaseEvent.SOURCE_SEALED, number=number, sequence=sequence)
         if after != change:
             await self._store.txn([unchanged(item)], [Put(item.key, after.encode())])

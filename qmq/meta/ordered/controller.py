@@ -18,7 +18,7 @@ from qmq_ordering.frontier import GroupRecord
 from qmq_ordering.route import Change, Phase, Route
 
 from qmq.clock import Clock
-from qmq.errors import CoordinationError, QmqError
+from qmq.errors import QmqError
 from qmq.meta.broker_calls import PartitionMasters, at_once
 from qmq.meta.meta_timing import TIMING, MetaTiming
 from qmq.meta.ordered.changes import RouteChanges
@@ -170,18 +170,13 @@ class Controller:
 
     async def _heed(self, pair: Pair, outcome: RoundOutcome) -> None:
         if outcome.steps or outcome.is_assigned:
-            await self.read_back(group_record_key(*pair), assignment_key(*pair))
+            await self._view.read_back(group_record_key(*pair), assignment_key(*pair))
         if outcome.is_lost:
             self._poke_later(pair, LOST_S)
         elif outcome.silent and pair in self.members.pairs:
             self._poke_later(pair, SILENT_S)
         if outcome.steps:
             await self._finish(pair[0])
-
-    async def read_back(self, *keys: str) -> None:
-        """Read the change into the view, so that waiters here need not wait for the watch. Raises CoordinationError."""
-        for key in keys:
-            await self._view.fetch(key)
 
     async def _make_ready(self, pair: Pair) -> None:
         """Continue with a group that is beginning. A group that is being moved is left alone, unless the metaserver that moves it has
@@ -198,7 +193,7 @@ class Controller:
     async def make_ready(self, pair: Pair) -> GroupRecord:
         """Continue with a group that is not ready, and check it again. Raises the errors of `group_placement.make_ready`."""
         record = await self.placing.make_ready(*pair)
-        await self.read_back(group_record_key(*pair))
+        await self._view.read_back(group_record_key(*pair))
         self.poke(pair)
         return record
 
@@ -233,13 +228,8 @@ class Controller:
 
     async def _carry(self, subject: str, version: int) -> Change:
         change = await self.changes.carry_on(subject, version)
-        try:
-            # The route comes before the number of the latest one, so that no reader sees a number without its route.
-            await self.read_back(route_key(subject, version), change_key(subject, version), latest_key(subject))
-        except CoordinationError as failure:
-            log.info(
-                "subject %s: version %d is published, but reading it back failed; the watch will deliver it: %s", subject, version, failure
-            )
+        # The route comes before the number of the latest one, so that no reader sees a number without its route.
+        await self._view.read_back(route_key(subject, version), change_key(subject, version), latest_key(subject))
         return change
 
     async def _finish(self, subject: str) -> None:
@@ -274,6 +264,7 @@ class Controller:
         for _, state in self._view.ordered_subjects():
             self._sweep_groups(state)
             await self._sweep_changes(state)
+        await self._lift_fences()
 
     def _sweep_groups(self, state: OrderedState) -> None:
         for group, record in state.groups.items():
@@ -296,6 +287,15 @@ class Controller:
         for version in [version for version, change in state.changes.items() if fenced & set(change.sources)]:
             with suppress(QmqError):
                 await self.changes.learn_sealed(state.subject, version)
+
+    async def _lift_fences(self) -> None:
+        """Remove the fences whose seals are known, and those that a deleted subject left."""
+        for group in self._view.groups():
+            for (subject, number), fence in self._view.fences(group.name).items():
+                state = self._view.ordered(subject)
+                change = None if state is None else state.changes.get(fence.to_version)
+                if not fence.is_needed(change, number):
+                    await self.changes.sealing.lift(group.name, subject, number)
 
     def _stands_still(self, what: object, for_ms: int) -> bool:
         """True if this state was first seen long enough ago, by our own clock: the times in a record are from other clocks."""

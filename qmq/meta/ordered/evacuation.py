@@ -1,12 +1,21 @@
 """Moves partitions away from a broker group without a master, so that producers need not wait for the group or for an operator.
 
-A group counts as lost when it has had no master for `PATIENCE_MS`, by this metaserver's clock and its view of the store. That is longer
-than an election, and the lease of the lost master has ended before its key was deleted. Then each of its partitions, of subjects that are
-fenced by lease, is moved to the subject's living group with the fewest partitions, one change after another, as by `qmq route move`.
-Partitions that the group cannot close any more are fenced immediately. Consumers of those ranges wait for the group; writers continue.
+A group counts as lost when it *was there and went*: this metaserver has seen it with a living master, and it has had none for
+`PATIENCE_MS`, by this metaserver's clock and its view of the store. That is longer than an election, and the lease of the lost master has
+ended before its key was deleted. Then each of its partitions, of subjects that are fenced by lease, is moved to the subject's living group
+with the fewest partitions, one change after another, as by `qmq route move`. Partitions that the group cannot close any more are fenced
+immediately. Consumers of those ranges wait for the group; writers continue.
 
-Only the leader does this. Two leaders for a moment are harmless, because a change is prepared once. Moved partitions do not move back when
-the group returns.
+A group that has not come yet is not lost: when everything starts, some groups come later than others. A master's key proves a living master
+
+    if it was set after this metaserver began, or
+    if it was there at the begin, and still is after `RENEWED_MS`: its lease was renewed. (A lease outlives the machines that stopped with
+    the store, and begins again when the store starts.)
+
+So metaservers that all start after a group was lost do not move its partitions. They say so once; `qmq broker drain` moves them.
+
+Only the leader moves partitions. All metaservers watch, so that the next leader knows which groups were there. Two leaders for a moment are
+harmless, because a change is prepared once. Moved partitions do not move back when the group returns.
 """
 
 from __future__ import annotations
@@ -32,6 +41,8 @@ log = logging.getLogger("qmq.meta")
 LOOK_S: Final = 0.1
 PATIENCE_MS: Final = 500
 """The time without a master after which a group counts as lost. It is longer than an election and than the lease of a lost master."""
+RENEWED_MS: Final = 15_000
+"""A master's key that exists for so long is renewed. It is three times the lease of a master's key."""
 FRESH_MS: Final = 4_000
 """After this time without news from the store, the view is too old to tell which broker groups are lost."""
 
@@ -43,6 +54,10 @@ class Evacuation:
         self._view = view
         self._controller = controller
         self._clock = clock
+        self._began: tuple[int, int] | None = None
+        """The time of the first look, and the view's revision then."""
+        self._was_there: set[str] = set()
+        self._said: set[str] = set()
         self._gone_since: dict[str, int] = {}
         self._moving: dict[str, asyncio.Task[None]] = {}
 
@@ -57,20 +72,43 @@ class Evacuation:
 
     def look(self) -> None:
         """Check once, and begin to move partitions of lost groups."""
-        if not self._controller.leader.is_leader or self._view.silent_ms > FRESH_MS:
+        now_ms = self._clock.monotonic_ms()
+        is_fresh = self._view.silent_ms <= FRESH_MS
+        if is_fresh:
+            self._note_living(now_ms)
+        if not is_fresh or not self._controller.leader.is_leader:
             self._gone_since.clear()
             return
-        gone = self._gone(self._clock.monotonic_ms())
+        gone = self._gone(now_ms)
         for config, state in self._view.ordered_subjects() if gone else ():
             is_fenced = config.fencing is Fencing.LEASE
             if is_fenced and config.name not in self._moving and self._next(config, state, gone) is not None:
                 task = self._moving[config.name] = self._controller.spawn(self._empty(config, gone))
                 task.add_done_callback(lambda _, name=config.name: self._moving.pop(name))  # type: ignore[misc]
 
+    def _note_living(self, now_ms: int) -> None:
+        """Note the groups whose master's key proves a living master."""
+        if self._began is None:
+            self._began = now_ms, self._view.revision
+        began_ms, began_at = self._began
+        for state in self._view.groups():
+            item = state.items.get("master")
+            if item is not None and (item.mod_revision > began_at or now_ms - began_ms >= RENEWED_MS):
+                self._was_there.add(state.name)
+
     def _gone(self, now_ms: int) -> set[str]:
         missing = {state.name for state in self._view.groups() if state.master is None and state.members}
         self._gone_since = {name: self._gone_since.get(name, now_ms) for name in missing}
-        return {name for name, since in self._gone_since.items() if now_ms - since >= PATIENCE_MS}
+        gone = {name for name, since in self._gone_since.items() if now_ms - since >= PATIENCE_MS}
+        for name in sorted(gone - self._was_there - self._said):
+            self._said.add(name)
+            log.warning(
+                "broker group %s has had no master since this metaserver began: its partitions stay; if it does not come back, "
+                "`qmq broker drain %s` moves them",
+                name,
+                name,
+            )
+        return gone & self._was_there
 
     # --- choosing --------------------------------------------------------------------------------------------------------
 

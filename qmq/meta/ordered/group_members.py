@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from qmq_coordination.coordination_store import CoordinationStore, Delete, KeyValue, LeaseId, Put, absent, unchanged
 from qmq_coordination.ordered_records import MemberRecord, member_key
 
-from qmq.errors import CoordinationError, CoordinationUnknown, LeaseNotFound, Overloaded, StaleDelivery
+from qmq.errors import CoordinationError, CoordinationUnknown, InvalidArgument, LeaseNotFound, Overloaded, StaleDelivery
 
 LEASE_MS_MIN: Final = 2_000
 LEASE_MS_MAX: Final = 300_000
@@ -84,7 +84,7 @@ class Members:
             if not self._counts[pair]:
                 del self._counts[pair]
 
-    async def keep(self, name: GroupMember, incarnation: str, lease_ms: int, *, generation: int) -> bool:
+    async def keep(self, name: GroupMember, incarnation: str, lease_ms: int, *, generation: int, condition: str | None = None) -> bool:
         """Renew the lease of a consumer that polled for `lease_ms`. Returns True if its key was put just now. Raises StaleDelivery,
         CoordinationError.
         """
@@ -95,7 +95,7 @@ class Members:
                 self._require_newest(name, incarnation, generation, item)
                 if await self._keep_alive(name, incarnation, lease_ms, item):
                     return False
-                if await self._put(name, incarnation, lease_ms, item):
+                if await self._put(name, incarnation, lease_ms, item, condition):
                     return True
 
     def _require_newest(self, name: GroupMember, incarnation: str, generation: int, item: KeyValue | None) -> None:
@@ -119,12 +119,12 @@ class Members:
         held.until_ms = self._monotonic_ms() + lease_ms
         return True
 
-    async def _put(self, name: GroupMember, incarnation: str, lease_ms: int, item: KeyValue | None) -> bool:
+    async def _put(self, name: GroupMember, incarnation: str, lease_ms: int, item: KeyValue | None, condition: str | None) -> bool:
         until_ms = self._monotonic_ms() + lease_ms
         lease = await self._store.grant(lease_ms / 1000)
         there = None if item is None else MemberRecord.decode(item.value)
         since_ms = there.since_ms if there is not None and there.incarnation == incarnation else self._now_ms()
-        put = Put(name.key, MemberRecord(name.consumer, incarnation, since_ms).encode(), lease)
+        put = Put(name.key, MemberRecord(name.consumer, incarnation, since_ms, condition).encode(), lease)
         try:
             done = (await self._store.txn([absent(name.key) if item is None else unchanged(item)], [put])).succeeded
         except CoordinationUnknown:
@@ -167,6 +167,24 @@ def require_room(name: GroupMember, there: Collection[str], most: int) -> None:
     """Check that a new consumer may join the group. Raises Overloaded."""
     if name.consumer not in there and len(there) >= most:
         raise Overloaded(f"group {name.group!r} has {len(there)} consumers, the limit: a lost consumer counts until its lease ends")
+
+
+def require_same_condition(name: GroupMember, incarnation: str, condition: str | None, there: Mapping[str, MemberRecord]) -> None:
+    """Refuse a consumer that selects other messages than those that joined before it: what a consumer leaves out counts as done for the
+    whole group. Of two that joined at once, the later one is refused at its next request. Raises InvalidArgument.
+    """
+    mine = there.get(name.consumer)
+    since = (mine.since_ms, name.consumer) if mine is not None and mine.incarnation == incarnation else None
+    for other in there.values():
+        if other.consumer == name.consumer or other.condition in (None, condition) or condition is None:
+            continue
+        if since is None or (other.since_ms, other.consumer) < since:
+            theirs, ours = other.condition or "all messages", condition or "all messages"
+            raise InvalidArgument(
+                f"group {name.group!r} reads {theirs} of {name.subject!r} (consumer {other.consumer!r}), and {name.consumer!r} asks for "
+                f"{ours}: all consumers of a group need the same filter. Use another group, or stop the other consumers first; a lost one "
+                "counts until its lease ends"
+            )
 
 
 def superseded(name: GroupMember) -> StaleDelivery:

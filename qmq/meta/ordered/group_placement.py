@@ -74,7 +74,7 @@ class Placing:
             raise being_deleted(subject, group)
         first = record.frontier.version
         start = Start.parse(record.start)
-        routes = await self._records.routes(subject, first, await self._records.latest(subject))
+        routes = await self._records.routes(subject, 1, await self._records.latest(subject))
         for name, request in sorted(_requests(subject, group, routes, start, first).items()):
             request.record_revision = item.mod_revision
             await self._arrow("before place")

@@ -36,6 +36,7 @@ from qmq.errors import CoordinationUnknown, QmqError
 from qmq.meta.ordered.group_records import Records
 from qmq.meta.ordered.lane_progress import GroupLaneProgress, with_unwritten
 from qmq.meta.ordered.sealing import Arrow, nowhere
+from qmq.parked_pages import by_ranges
 from qmq.proto.v1 import control_pb2 as control
 
 _T = TypeVar("_T")
@@ -262,7 +263,8 @@ class _Round:
         found = []
         for source, lps, version in left_behind(self.record.frontier, after, self.routes):
             for target in self.routes[version + 1].overlapping(lps):
-                keys = self.progress.parked(source.number, lps.cut(target.range))
+                mine = lps.cut(target.range)
+                keys = self.progress.parked(source.number, mine)
                 if keys:
-                    found.append(_Inheritance(source.number, target, lps.cut(target.range), keys))
+                    found += [_Inheritance(source.number, target, *each) for each in by_ranges(mine, keys)]
         return found

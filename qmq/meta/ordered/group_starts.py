@@ -4,12 +4,14 @@
     earliest         a new group: from version 1, from the beginning           none
     latest           a new group: from the latest version, from its end        the partitions of that version
     reset:earliest   from version 1, from the beginning                        all partitions of all versions
-    reset:latest     from the latest version, from its end                     the partitions of that version
-    reset:TIME_MS    from the version of that time, from that time             the partitions of that version and of later ones
+    reset:latest     from the latest version, from its end                     all partitions of all versions
+    reset:TIME_MS    from the version of that time, from that time             all partitions of all versions
     unpark:ID        unchanged, except for the logical partition of one key    none
     delete           nothing: the group is being deleted (group_deletion.py)   all brokers, to delete the group's progress
 
 A partition that only later versions have is always read from its beginning, because its messages follow those of its source partitions.
+A partition that only earlier versions have is left at its end: the group does not read it, and no key stays parked there. A move forgets
+every parked key; if it left the older messages of a key parked, a later replay would put them behind newer ones.
 """
 
 from __future__ import annotations
@@ -94,14 +96,16 @@ class Start(NamedTuple):
         return max([1, *(version for version, at_ms in dated.items() if version <= latest and at_ms <= wanted_ms)])
 
     def places(self, routes: Mapping[int, Route], first: int) -> dict[int, control.LanePlace]:
-        """The starts for brokers by partition. `routes`: all from version `first` on."""
+        """The starts for brokers by partition. `routes`: all versions; the group reads those from `first` on."""
         if self.text == EARLIEST or self.text.startswith(UNPARK):
             return {}
         here = {part.number for part in routes[first].partitions}
-        later = {part.number for route in routes.values() for part in route.partitions} - here
+        later = {part.number for version, route in routes.items() if version > first for part in route.partitions} - here
+        left = {part.number for route in routes.values() for part in route.partitions} - here - later
         found = {number: self._place(number) for number in here}
         if self.moves:
             found.update({number: control.LanePlace(partition=number, earliest=True) for number in later})
+            found.update({number: control.LanePlace(partition=number, latest=True) for number in left})
         return found
 
     def _place(self, number: int) -> control.LanePlace:

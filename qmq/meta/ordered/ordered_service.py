@@ -35,14 +35,16 @@ from qmq.meta.ordered.auto_reshard import Resharding
 from qmq.meta.ordered.change_plans import Make, Plans
 from qmq.meta.ordered.changes import other_version
 from qmq.meta.ordered.controller import Controller
-from qmq.meta.ordered.group_members import LEASE_MS_MIN, GroupMember, require_room, superseded
+from qmq.meta.ordered.group_members import LEASE_MS_MIN, GroupMember, require_room, require_same_condition, superseded
 from qmq.meta.ordered.group_placement import being_deleted
 from qmq.meta.ordered.group_starts import DELETE, Start
 from qmq.meta.ordered.lane_progress import mark_passed
 from qmq.meta.ordered.route_description import Descriptions
 from qmq.model import SubjectConfig, check_name
+from qmq.parked_pages import first_page
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
+from qmq.request_changes import note_change
 
 CHANGE_WAIT_S: Final = 20.0
 """The time that ChangeRoute waits for the next route. It is longer than a master's lease and an election. After it, the change continues in
@@ -107,8 +109,8 @@ class OrderedService:
         elif change.to_version != route.version + 1:
             route = await self._controller.changes.route(config.name, change.to_version - 1)
         published = await self._published(config.name, change)
-        after = (await self._cluster.learn_route(config.name)).routes
-        there = after.get(published.to_version) or next_route(route, published)
+        after = self._view.ordered(config.name)
+        there = (after.routes.get(published.to_version) if after is not None else None) or next_route(route, published)
         return pb.ChangeRouteResponse(change=change_of(published), route=route_of(there))
 
     async def _prepared(self, subject: str, request: pb.ChangeRouteRequest, make: Make, route: Route) -> Change:
@@ -126,7 +128,10 @@ class OrderedService:
         """The change that the same request made before, or None."""
         if not request.change_id or not request.from_version or request.dry_run:
             return None
-        return await self._controller.changes.made(subject, request.from_version + 1, request.change_id)
+        found = await self._controller.changes.made(subject, request.from_version + 1, request.change_id)
+        if found is not None:
+            note_change()  # by an earlier try of this request
+        return found
 
     async def _published(self, subject: str, change: Change) -> Change:
         """Wait for the next route until the caller's deadline."""
@@ -137,7 +142,7 @@ class OrderedService:
         what = f"the {change.kind.value} of subject {subject!r} to version {change.to_version} is prepared, and continues by itself"
         if task.done():
             raise Stopping(f"{what}; this metaserver is stopping: see `qmq route show {subject}`", outcome=Outcome.STORED)
-        await self._controller.read_back(change_key(subject, change.to_version))
+        await self._view.read_back(change_key(subject, change.to_version))
         raise DeadlineExceeded(
             f"{what} as soon as its partitions' broker groups answer: do not ask for it again, see `qmq route show {subject}`",
             outcome=Outcome.STORED,
@@ -157,7 +162,7 @@ class OrderedService:
 
     async def sync_member(self, request: pb.SyncMemberRequest) -> pb.SyncMemberResponse:
         """Renew a consumer's lease, and answer with its assignment as soon as that is new. Raises StaleDelivery if a newer incarnation uses
-        its name; Overloaded if the group has the largest number of consumers.
+        its name; Overloaded if the group has the largest number of consumers; InvalidArgument if others select other messages.
         """
         config, _ = await self._subject(request.subject)
         name = GroupMember(config.name, check_name("group", request.group), check_name("consumer", request.consumer))
@@ -167,15 +172,19 @@ class OrderedService:
             await self._controller.members.leave(name, incarnation)
             self._controller.poke(pair)
             return pb.SyncMemberResponse()
+        condition = request.condition if request.HasField("condition") else None
         require_room(name, self._view.members(*pair), self._consumers_max)
+        require_same_condition(name, incarnation, condition, self._view.members(*pair))
         await self._require_group(pair, request)
-        is_new = await self._controller.members.keep(name, incarnation, request.lease_ms, generation=request.generation)
+        is_new = await self._controller.members.keep(
+            name, incarnation, request.lease_ms, generation=request.generation, condition=condition
+        )
         if is_new or request.finished or request.generation == 0:
             self._controller.poke(pair)
         await self._await_news(name, incarnation, request)
         found = self._view.assignment(*pair)
         if found.generation < request.generation:
-            await self._controller.read_back(assignment_key(*pair))
+            await self._view.read_back(assignment_key(*pair))
             found = self._view.assignment(*pair)
             await self._require_same_group(pair, request)
         return pb.SyncMemberResponse(generation=found.generation, lanes=[lane_of(lane) for lane in found.of(name.consumer)])
@@ -188,14 +197,14 @@ class OrderedService:
             await self._require_same_group(pair, request)
         if record is None:
             await self._controller.placing.begin(*pair, Start.of_new(request.start), gate or Gate.LANES)
-            await self._controller.read_back(group_record_key(*pair))
+            await self._view.read_back(group_record_key(*pair))
             record = self._record(pair)
         if record is not None and record.start == DELETE:
             raise being_deleted(*pair)
         # Only a joining consumer sets the gate: two consumers that want different gates would otherwise change it back and forth endlessly.
         if record is not None and gate is not None and record.gate is not gate and request.generation == 0:
             await self._controller.placing.set_gate(*pair, gate)
-            await self._controller.read_back(group_record_key(*pair))
+            await self._view.read_back(group_record_key(*pair))
 
     async def _require_same_group(self, pair: tuple[str, str], request: pb.SyncMemberRequest) -> None:
         """Raise StaleDelivery if the consumer knows an assignment that the store does not have: its group was deleted, and another group of
@@ -237,7 +246,7 @@ class OrderedService:
         await self._controller.records.record(*pair)
         before = await self._positions(pair, state)
         record = await self._controller.placing.reset(*pair, start, start.version(state.latest, state.changes))
-        await self._controller.read_back(group_record_key(*pair))
+        await self._view.read_back(group_record_key(*pair))
         self._controller.poke(pair)
         after = await self._positions(pair, state)
         reads = {part.number for version, route in state.routes.items() if version >= record.frontier.version for part in route.partitions}
@@ -250,7 +259,7 @@ class OrderedService:
         """
         config, _ = await self._subject(request.subject)
         partitions = await self._controller.forgetting.delete(config.name, check_name("group", request.group))
-        await self._view.refresh()
+        await self._view.read_back()
         return control.DeleteGroupResponse(queues=partitions)
 
     async def _positions(self, pair: tuple[str, str], state: OrderedState) -> dict[int, control.PartitionStatus]:
@@ -273,7 +282,8 @@ class OrderedService:
         record = state.groups.get(request.group)
         if record is not None:
             mark_passed(keys, record.frontier, state.routes, set(answers.silent))
-        return control.DescribeParkedResponse(keys=keys[: request.keys_max or None], silent=answers.silent)
+        page = first_page(keys[: request.keys_max or None], limits.PARKED_LIST_BYTES)
+        return control.DescribeParkedResponse(keys=page, silent=answers.silent)
 
     async def unpark(self, request: control.UnparkRequest) -> control.UnparkResponse:
         """Unpark at the partition's master, while the group's rounds are stopped: the group must not advance past the messages that are put

@@ -3,6 +3,10 @@
 A fence is put only while the group has no master key and the epoch's claim is as it was read. A master that wins, or sets its key again,
 lists the fences after that: so either it sees this fence, or the transaction fails, and that master is called. A master whose key was
 deleted has lost its write lease already, by its own clock. No clocks are compared here.
+
+A fence is needed until the seal is in the change's record: then the command message is in the broker group's log. The leader removes such
+a fence (`lift`). A fence is put only while its change is as read, so that a late request cannot put it again, nor after the subject is
+deleted.
 """
 
 from __future__ import annotations
@@ -12,8 +16,8 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 from qmq_coordination.broker_groups import group_key, read_group
-from qmq_coordination.coordination_store import CoordinationStore, KeyValue, Put, absent, unchanged
-from qmq_coordination.ordered_records import Fence, fence_key
+from qmq_coordination.coordination_store import CoordinationStore, Delete, KeyValue, Put, absent, unchanged
+from qmq_coordination.ordered_records import Fence, change_key, fence_key
 from qmq_ordering.route import FENCED, Change, PhysicalPartition
 
 from qmq.errors import CoordinationUnknown, QmqError, RouteConflict
@@ -74,8 +78,10 @@ class Sealing:
                 silent.append(part)
         return silent + well
 
-    async def close(self, subject: str, part: PhysicalPartition, change: Change, fencing: Fencing) -> int:
-        """Seal a source, or fence it. Returns the sequence of its command message, or FENCED. Raises RouteConflict."""
+    async def close(self, subject: str, part: PhysicalPartition, change: Change, record: KeyValue, fencing: Fencing) -> int:
+        """Seal a source, or fence it. `record` is the change as stored. Returns the sequence of its command message, or FENCED. If the
+        record has changed, another metaserver closed the source: then the result is not to be stored. Raises RouteConflict.
+        """
         while True:
             await self._arrow("before seal")
             try:
@@ -88,15 +94,17 @@ class Sealing:
             except QmqError:
                 since_ms = self._silent_since.setdefault(part.group, self._now_ms())
                 # Call again, to learn the outcome. A broker that does not know the subject yet (CallerError) will learn of it.
-                if fencing is Fencing.LEASE and await self._is_fenced(subject, part, change, since_ms):
+                if fencing is Fencing.LEASE and await self._is_fenced(subject, part, change, record, since_ms):
                     return FENCED
             await self._sleep(RETRY_S)
 
-    async def _is_fenced(self, subject: str, part: PhysicalPartition, change: Change, since_ms: int) -> bool:
-        """Whether there is a fence; puts one if it is time. The clock only decides when to try; the store's keys decide whether the fence
-        is put.
+    async def _is_fenced(self, subject: str, part: PhysicalPartition, change: Change, record: KeyValue, since_ms: int) -> bool:
+        """Whether there is a fence, or the record has changed; puts a fence if it is time. The clock only decides when to try; the store's
+        keys decide whether the fence is put.
         """
         key = fence_key(part.group, subject, part.number)
+        if (now := await self._store.get(record.key)) is None or now.mod_revision != record.mod_revision:
+            return True
         if _is_ours(await self._store.get(key), change):
             return True
         if self._now_ms() - since_ms < FENCE_AFTER_S * 1000:
@@ -106,7 +114,7 @@ class Sealing:
             return False  # the master's lease has not ended, or there is a new master: call again
         epoch = state.items.get("epoch")
         epoch_as_read = absent(group_key(part.group, "epoch")) if epoch is None else unchanged(epoch)
-        compares = [absent(group_key(part.group, "master")), epoch_as_read, absent(key)]
+        compares = [absent(group_key(part.group, "master")), epoch_as_read, absent(key), unchanged(record)]
         await self._arrow("before fence")
         # Unknown outcome: read back. If the transaction is executed late, its comparison held then, and the fence closes a partition that
         # this change closes anyway.
@@ -114,6 +122,16 @@ class Sealing:
             await self._store.txn(compares, [Put(key, Fence(change.id, change.to_version).encode())])
         await self._arrow("behind fence")
         return _is_ours(await self._store.get(key), change)
+
+    async def lift(self, broker_group: str, subject: str, number: int) -> None:
+        """Remove a fence that is not needed any more, and none other. Raises CoordinationError; the next call shows the outcome."""
+        item = await self._store.get(fence_key(broker_group, subject, number))
+        if item is None:
+            return
+        fence = Fence.decode(item.value)
+        found = await self._store.get(change_key(subject, fence.to_version))
+        if not fence.is_needed(None if found is None else Change.decode(found.value), number):
+            await self._store.txn([unchanged(item)], [Delete(item.key)])
 
 
 def _is_ours(item: KeyValue | None, change: Change) -> bool:

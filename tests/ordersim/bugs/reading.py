@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 from ordersim.bugs.planting import plant
 from qmq.broker import lanes as lanes_module
+from qmq.broker.broker_admin import BrokerAdmin
 from qmq.broker.lane_admin import LaneAdmin
 from qmq.broker.lanes import Lanes
 from qmq.client.ordered.key_queue import KeyQueue
@@ -14,7 +16,6 @@ from qmq.log.actions import LaneBegin
 from qmq.log.lane_share import LaneHolder, LaneShare
 
 _attach, _find, _share = Lanes.attach, Lanes._find, Lanes.share
-_describe = LaneAdmin._describe
 _next = KeyQueue.next
 _finished = KeyQueue.finished
 
@@ -37,10 +38,8 @@ def _take_over(holders: list[LaneHolder], _request: Any) -> tuple[list[LaneHolde
     return holders, []
 
 
-async def _describe_early(self: LaneAdmin, request: Any) -> list[Any]:
-    self._broker.require_serving()
-    queues = [queue for queue in self._broker.store.queues.values() if queue.id.subject == request.subject and queue.id.partition > 0]
-    return [_describe(self, queue, request) for queue in queues if not request.partitions or queue.id.partition in request.partitions]
+async def _describe_early(self: LaneAdmin, request: Any) -> Any:
+    return self._describe(request)
 
 
 def _begin_at_end(self: Lanes, queue: Any, group: str, whole: Any) -> LaneShare:
@@ -73,7 +72,11 @@ def _finish_if_there(self: KeyQueue[Any, Any], key: bytes) -> None:
 plant("answer a grant before it is committed", (Lanes, "attach", _answer_at_once))
 plant("grant a lane that overlaps another one", (lanes_module, "_divide", _without_others))
 plant("take a lane over while its lease runs", (lanes_module, "_divide", _take_over))
-plant("report a lane finished before that is committed", (LaneAdmin, "describe", _describe_early))
+plant(
+    "report a lane finished before that is committed",
+    (LaneAdmin, "describe", _describe_early),
+    (BrokerAdmin, "committed_read", lambda _: nullcontext()),
+)
 plant("begin a target at its end", (Lanes, "share", _begin_at_end))
 plant("hand out after the lease may be over", (LaneReader, "is_sure", lambda self: True))
 plant("hand out several messages of a key at once", (KeyQueue, "next", _many_of_a_key), (KeyQueue, "finished", _finish_if_there))

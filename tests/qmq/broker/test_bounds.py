@@ -12,17 +12,20 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support import ManualClock, alone, eventually, intake
+from support import ManualClock, SmallDisk, alone, eventually, intake
 
 from qmq import limits
 from qmq.broker.broker import Broker
+from qmq.broker.broker_config import BrokerConfig
 from qmq.broker.data_server import DataServer
 from qmq.client.connection import Connection, connect
 from qmq.errors import DiskFull, InvalidArgument, Overloaded, QmqError
 from qmq.file_descriptors import connections_max
+from qmq.log.actions import SettleAction
 from qmq.log.disk import Disk
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
+from qmq.model import SubjectConfig
 from qmq.network import Factory, Network, Refused, ServerListener, ignored
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
@@ -36,8 +39,10 @@ def _raise(cause: BaseException) -> None:
 
 
 @asynccontextmanager
-async def served(folder: Path, fatal: Callable[[BaseException], None] = _raise) -> AsyncIterator[tuple[Broker, Connection]]:
-    store = open_store(folder, LogConfig(), ManualClock())
+async def served(
+    folder: Path, fatal: Callable[[BaseException], None] = _raise, disk: Disk | None = None
+) -> AsyncIterator[tuple[Broker, Connection]]:
+    store = open_store(folder, LogConfig(), ManualClock(), disk=disk)
     running = alone(store, ManualClock(), fatal=fatal)
     broker, maintenance, server = running.broker, running.maintenance, running.data
     store.append([intake(store.open_queue("s", 0), [b"x"] * MESSAGES)])
@@ -78,8 +83,37 @@ async def test_a_full_disk_is_logged_once_until_there_is_room_again(
                 attaching = asyncio.ensure_future(attach(connection, f"c{number}"))
                 await eventually(lambda: tries[0] >= 10)
             await attaching
-            await eventually(lambda: not broker.store.unwritten)
+            await eventually(lambda: not broker.store.unwritten.waits)
             assert caplog.text.count("acknowledgements stay in memory") == number
+
+
+async def test_requests_of_consumers_are_refused_when_too_many_actions_wait_for_disk_space(tmp_path: Path) -> None:
+    disk = SmallDisk(1 << 30)
+    late = SettleAction("s", 0, "g", "c", 0, ((0, 0, int(Verdict.NACK), 0),), ((0, "x" * limits.MIB),))
+    async with served(tmp_path, disk=disk) as (broker, connection):
+        session = await attach(connection)
+        disk.left = 0
+        for _ in range(limits.UNWRITTEN_BYTES_MAX // limits.MIB):
+            broker.store.act(late)
+        with pytest.raises(DiskFull):
+            broker.store.write_actions()
+        pull = wire.pack_pull(wire.Pull(session, 5, 1 << 20, 0))
+        for kind, payload in ((FrameKind.PULL, pull), (FrameKind.SETTLE, wire.pack_settle(session, [Settlement(0, 0, Verdict.ACK, 0)]))):
+            with pytest.raises(DiskFull, match="wait for room"):
+                await connection.call(kind, payload, timeout_s=10)
+        await connection.call(FrameKind.HEARTBEAT, wire.pack_session(session), timeout_s=10)
+        disk.left = 1 << 30
+        await eventually(lambda: not broker.store.unwritten.waits)
+        await connection.call(FrameKind.PULL, pull, timeout_s=10)
+
+
+async def test_a_settle_that_would_not_fit_into_an_entry_is_refused(tmp_path: Path) -> None:
+    async with served(tmp_path) as (broker, connection):
+        session = await attach(connection)
+        many = [Settlement(at, at, Verdict.NACK, 0, "x" * 1_000) for at in range(9_000)]
+        with pytest.raises(InvalidArgument, match="send several"):
+            await connection.call(FrameKind.SETTLE, wire.pack_settle(session, many), timeout_s=10)
+        assert not broker.store.unwritten.waits
 
 
 @pytest.mark.parametrize(
@@ -159,6 +193,26 @@ async def test_connections_leave_descriptors_for_files(tmp_path: Path) -> None:
         first.close()
         await first.wait_closed()
         await server.stop()
+
+
+async def test_peers_that_say_no_hello_leave_room_for_those_that_do(tmp_path: Path) -> None:
+    config = BrokerConfig(connections_max=40, hello_timeout_ms=3_600_000)
+    store = open_store(tmp_path, LogConfig(), ManualClock())
+    server = DataServer(Broker(store, SubjectConfig, ManualClock(), config, asyncio.get_running_loop()))
+    await server.start("127.0.0.1", 0)
+    address = f"127.0.0.1:{server.port}"
+    first = await connect(address, "first")
+    silent = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(60)]
+    second = await connect(address, "second")
+    assert first.is_open
+    assert await silent[0][0].read() == b"", "the oldest ends"
+    for connection in (first, second):
+        connection.close()
+        await connection.wait_closed()
+    for _, writer in silent:
+        writer.close()
+    await server.stop()
+    store.close()
 
 
 async def test_a_connection_that_was_accepted_before_a_stop_is_closed_after_it(tmp_path: Path) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lane_support import COUNT, SUBJECT, WHOLE, World, world
+from qmq_coordination.broker_groups import MasterRecord, ReplicaRecord
 from qmq_ordering.hashing import logical_partition
 from qmq_ordering.route import LpRange, Route
 from support import eventually
 
+from qmq import limits
 from qmq.broker.broker_admin import lag_ms
 from qmq.broker.lane_admin import LaneAdmin
 from qmq.broker.turn_schedule import TurnSchedule
@@ -21,17 +24,30 @@ from qmq.errors import (
     MessagesExpired,
     OrderMismatch,
     OutOfSequence,
+    Overloaded,
     RightLapsed,
     RouteChanged,
     RouteConflict,
     UnknownConsumer,
 )
+from qmq.log.lane_share import PARKED_BYTES_MAX
+from qmq.meta.broker_calls import Brokers, PartitionMasters
+from qmq.meta.ordered.group_records import Records
+from qmq.meta.ordered.group_rounds import GroupRounds
 from qmq.proto.v1 import control_pb2 as pb
+from qmq.rpc import MESSAGE_BYTES_MAX
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
 from qmq.wire.frame_payloads import LaneSettlement, LaneVerdict
 
 KEYS = [b"key-%d" % n for n in range(40)]
+
+
+class PatientBrokers(Brokers):
+    """Masters on a machine that may be slow."""
+
+    async def ask(self, group: str, place: MasterRecord | ReplicaRecord, method: str, request: Any, timeout_s: float = 0) -> Any:
+        return await super().ask(group, place, method, request, 60)
 
 
 def admin(found: World) -> LaneAdmin:
@@ -286,6 +302,82 @@ async def test_a_parked_key_comes_back_in_order_when_it_is_replayed(tmp_path: Pa
         assert after.parked == []
 
 
+async def test_a_lane_with_too_many_parked_keys_stops_and_goes_on_when_keys_are_replayed(tmp_path: Path) -> None:
+    long_keys = [b"%04d" % at + bytes(limits.KEY_BYTES_MAX - 4) for at in range(2_600)]
+    async with world(tmp_path) as it:
+        for number in range(0, len(long_keys), 100):
+            await it.produce(long_keys[number : number + 100], number=number // 100)
+        lane = await it.attach()
+        size, first = limits.KEY_BYTES_MAX + 72, 0
+        while first * size < PARKED_BYTES_MAX:
+            _, got = await it.pull(lane, first)
+            assert [each.sequence for each in got] == list(range(first, first + len(got))), "not full: everything comes, in order"
+            await it.verdicts(lane, [LaneSettlement(each.sequence, each.sequence, LaneVerdict.PARKED, 0) for each in got])
+            first += len(got)
+        delivery, got = await it.pull(lane, first)
+        assert (got, delivery.next_sequence) == ([], first), "nothing more, and nothing counts as done"
+        (status,) = (await admin(it).describe(pb.DescribeLanesRequest(subject=SUBJECT, group="g"))).partitions
+        assert (status.is_full, status.parked_messages) == (True, first)
+        held = await it.node.broker.routing.group_revision(SUBJECT, "g")
+        for key in long_keys[: first - PARKED_BYTES_MAX // size]:
+            await admin(it).unpark(SUBJECT, "g", 1, key, replays=True, record_revision=held)
+        after = await it.attach()
+        replayed = first - PARKED_BYTES_MAX // size
+        delivery, got = await it.pull(after)
+        assert [each.sequence for each in got] == list(range(replayed))
+        got = []
+        while not got and delivery.next_sequence < len(long_keys):
+            delivery, got = await it.pull(after, delivery.next_sequence)
+        assert got[0].sequence == first, "and newer messages come again"
+
+
+async def test_a_group_cannot_park_without_end(tmp_path: Path) -> None:
+    async with world(tmp_path) as it:
+        await it.produce(KEYS)
+        lane = await it.attach()
+        many = [(at % COUNT, b"%05d" % at + bytes(795)) for at in range(2 * PARKED_BYTES_MAX // 864 + COUNT)]
+        held = await it.node.broker.routing.group_revision(SUBJECT, "g")
+        for lp in range(COUNT):
+            keys = [each for each in many if each[0] == lp]
+            await admin(it).inherit(SUBJECT, "g", 1, LpRange(lp, lp + 1), keys, record_revision=held)
+        lane = await it.attach()
+        with pytest.raises(Overloaded, match="replay or skip keys"):
+            await it.verdicts(lane, [LaneSettlement(0, 0, LaneVerdict.PARKED, 0)])
+        await it.settle(lane, (0, 0))
+
+
+async def test_more_parked_keys_than_fit_into_a_request_or_an_answer_travel_with_the_route(tmp_path: Path) -> None:
+    async with world(tmp_path) as it:
+        await it.produce(KEYS)
+        lane = await it.attach()
+        await admin(it).seal(SUBJECT, 1, "c1", 2)
+        await it.settle(lane, (0, len(KEYS)))
+        many = {
+            b"%05d" % at + bytes(limits.KEY_BYTES_MAX - 5): at % COUNT for at in range(MESSAGE_BYTES_MAX // limits.KEY_BYTES_MAX + COUNT)
+        }
+        held = await it.node.broker.routing.group_revision(SUBJECT, "g")
+        for lp in range(COUNT):
+            keys = [(lp, key) for key, its_lp in many.items() if its_lp == lp]
+            await admin(it).inherit(SUBJECT, "g", 1, LpRange(lp, lp + 1), keys, record_revision=held)
+        name, brokers = it.node.config.broker.name, PatientBrokers(it.node.view)
+        masters, records = PartitionMasters(brokers), Records(it.node.coordination)
+        request = pb.DescribeLanesRequest(subject=SUBJECT, group="g", with_parked=True)
+        try:
+            (status,) = (await masters.describe_lanes(name, request)).partitions
+            assert {each.key: each.logical_partition for each in status.parked} == many
+            with pytest.raises(Overloaded, match="replay or skip keys"):
+                await admin(it).describe(request)  # as a metaserver of release 0.2 does
+            first = admin(it).parked(SUBJECT, "g", 0)
+            assert 0 < len(first) < len(many), "as many as fit"
+            await it.put_route(Route(2, COUNT, 3, (it.part(2),)))
+            await GroupRounds(records, masters).round(SUBJECT, "g")
+        finally:
+            await brokers.close()
+        _, record = await records.record(SUBJECT, "g")
+        assert record.frontier.version == 2
+        assert {key: each.lp for key, each in it.node.store.open_queue(SUBJECT, 2).lanes["g"].parked.items()} == many
+
+
 async def test_an_idle_lane_hears_how_far_others_messages_have_gone(tmp_path: Path) -> None:
     async with world(tmp_path) as it:
         lps = [logical_partition(key, COUNT) for key in KEYS]
@@ -304,10 +396,10 @@ async def test_progress_reports_a_partition_finished_after_its_command_message(t
         queue = it.node.store.open_queue(SUBJECT, 1)
         await it.settle(lane, (0, 39))
         asked = pb.DescribeLanesRequest(subject=SUBJECT, partitions=[1], group="g")
-        (before,) = await admin(it).describe(asked)
+        (before,) = (await admin(it).describe(asked)).partitions
         assert not any(part.is_finished for part in before.progress)
         await it.settle(lane, (40, 40))
-        (after,) = await admin(it).describe(asked)
+        (after,) = (await admin(it).describe(asked)).partitions
         assert [(part.lps.first, part.lps.end) for part in after.progress if part.is_finished] == [(0, 8)]
         share = queue.lanes["g"]
         assert not queue.is_finished(share, LpRange(0, 9))

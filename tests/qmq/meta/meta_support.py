@@ -150,9 +150,9 @@ async def metaserver(store: CoordinationStore, **options: Any) -> AsyncIterator[
 
 
 @asynccontextmanager
-async def brokers(store: CoordinationStore, *groups: str) -> AsyncIterator[list[FakeBroker]]:
+async def brokers(store: CoordinationStore, *groups: str, kind: type[FakeBroker] = FakeBroker) -> AsyncIterator[list[FakeBroker]]:
     """One registered broker for each group."""
-    found = [FakeBroker(group, f"{group}-a") for group in groups]
+    found = [kind(group, f"{group}-a") for group in groups]
     registrations = []
     try:
         for each in found:

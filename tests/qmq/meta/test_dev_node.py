@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 from meta_support import Caller
@@ -11,6 +13,7 @@ from qmq_coordination.broker_groups import Health, ReplicaRecord, group_key
 from qmq_coordination.embedded import EmbeddedStore
 from support import node_config, running
 
+import qmq
 from qmq.client.metadata import MetadataClient
 from qmq.node.dev_node import Node
 from qmq.proto.v1 import meta_pb2 as pb
@@ -31,8 +34,17 @@ async def test_the_node_registers_as_a_group_of_one_and_says_goodbye(tmp_path: P
     store = EmbeddedStore(tmp_path / "node" / "coordination.db")
     keys = [item.key for item in (await store.list("/qmq/")).items]
     own = [group_key("broker-0", kind) for kind in ("epoch", "members", "secret")]
-    assert keys == ["/qmq/access/server-token", *own, "/qmq/replicas/broker-0/broker-0"]
+    assert keys == ["/qmq/access/server-token", *own, "/qmq/meta/cluster", "/qmq/replicas/broker-0/broker-0"]
     await store.close()
+
+
+async def test_clients_reach_a_node_that_listens_everywhere_by_the_name_that_it_advertises(tmp_path: Path) -> None:
+    async with running(replace(node_config(tmp_path), advertise="localhost", delay=True)) as node, qmq.connect(node.address) as mq:
+        groups = {replica.data_address.rpartition(":")[0] for group in (await mq.metadata.cluster()).groups for replica in group.replicas}
+        assert groups == {"localhost"}
+        await mq.send("s", b"later", delay=timedelta(milliseconds=1))
+        async with asyncio.timeout(30):
+            assert (await anext(mq.consumer("s", "g"))).body == b"later"
 
 
 async def test_a_data_folder_of_an_earlier_release_works(tmp_path: Path) -> None:

@@ -7,14 +7,13 @@ import http.client
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 
 import pytest
 from meta_support import brokers
-from qmq_coordination.etcd.etcd_process import EtcdProcess
+from qmq_coordination.etcd.etcd_process import EtcdProcess, free_ports
 from qmq_coordination.etcd.etcd_store import EtcdStore
 
 from qmq.client.metadata import MetadataClient
@@ -22,11 +21,6 @@ from qmq.errors import CoordinationUnavailable
 from qmq.model import SubjectConfig
 
 pytestmark = pytest.mark.rotating
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
 
 
 def get(port: int, path: str) -> tuple[int, str]:
@@ -124,7 +118,7 @@ async def test_a_signal_ends_it_cleanly_with_watches_open_and_while_it_waits_for
     await client.close()
     endpoint = own_etcd.endpoint
     own_etcd.kill()
-    port = free_port()
+    port = free_ports(1)[0]
     waiting = Meta("meta", "--etcd", endpoint, "--port", "0", "--metrics-port", str(port))
     await waiting.start()
     assert waiting.process.stderr is not None

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from dataclasses import replace
 
 import grpc
 import pytest
 from meta_support import Caller, FakeBroker, brokers, metaserver
-from qmq_coordination.broker_groups import EpochClaim, MasterRecord, group_key
+from qmq_coordination.broker_groups import REPLICAS, EpochClaim, MasterRecord, ReplicaRecord, group_key, replica_key
 from qmq_coordination.coordination_store import CoordinationStore
 from qmq_coordination.etcd.etcd_process import EtcdProcess
 from qmq_coordination.etcd.etcd_store import EtcdStore
+from qmq_coordination.replica_registration import Registration
 from qmq_coordination.subjects import subject_key
+from qmq_replication.replica_membership import ReplicaMembership
 from support import eventually
 
 from qmq.errors import (
@@ -28,6 +31,7 @@ from qmq.errors import (
     UnknownSubject,
 )
 from qmq.meta import route_watchers as watching
+from qmq.meta.meta_timing import TIMING
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.rpc import typed_error
@@ -342,5 +346,30 @@ async def test_not_master_from_a_broker_travels_typed(store: CoordinationStore) 
 
         asking = Brokers(view)
         with pytest.raises(NotMaster):
-            await asking.ask(one.address, "FindTime", control.FindTimeRequest(subject="s"))
+            await asking.ask("g1", view.present("g1")["g1-a"], "FindTime", control.FindTimeRequest(subject="s"))
         await asking.close()
+
+
+async def test_the_address_of_a_replica_that_left_goes_with_its_process(store: CoordinationStore) -> None:
+    """A member's address stays while it is away, and that of a replica that is not added yet while its process is alive."""
+
+    async def known() -> list[str]:
+        return [item.key.rpartition("/")[2] for item in (await store.list(REPLICAS)).items]
+
+    async with brokers(store, "a"), metaserver(store, timing=replace(TIMING, sweep_s=0.02)) as (_, view):
+        away = ReplicaRecord("away", "a", "d:1", "c:1")
+        await store.put(group_key("a", "members"), ReplicaMembership(2, ("a-a", "away")).encode())
+        for name in ("away", "left", "new"):
+            await store.put(replica_key("a", name), replace(away, replica=name).encode())
+        new = Registration(store, replace(away, replica="new"))
+        await new.start()
+        await eventually(lambda: "new" in view.present("a") and "away" in view.group("a").voters)
+        async with asyncio.timeout(30):
+            while "left" in await known():
+                await asyncio.sleep(0.01)
+        assert await known() == ["a-a", "away", "new"]
+        await new.stop()
+        async with asyncio.timeout(30):
+            while "new" in await known():
+                await asyncio.sleep(0.01)
+        assert await known() == ["a-a", "away"]

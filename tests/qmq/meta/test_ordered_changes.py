@@ -357,6 +357,49 @@ async def test_the_seal_of_a_fenced_group_is_learnt_after_its_return() -> None:
     assert (state.fenced, state.changes[2].sealed) == ([], {1: 7})
 
 
+async def fences(world: World) -> list[str]:
+    return [item.key for item in (await world.embedded.list(FENCES)).items]
+
+
+async def test_a_fence_is_removed_when_its_seal_is_known_and_not_before() -> None:
+    world = World()
+    await world.create()
+    await world.lose_master("a")
+    await run(world, "move")
+    changes = world.changes()
+    await changes.sealing.lift("a", SUBJECT, 1)
+    assert await fences(world) == [fence_key("a", SUBJECT, 1)]
+    world.brokers.down.clear()
+    assert await changes.learn_sealed(SUBJECT, 2)
+    losing = FaultyStore(world.store, {1: Fault.UNANSWERED})
+    with pytest.raises(CoordinationUnknown):
+        await world.changes(losing).sealing.lift("a", SUBJECT, 1)
+    await changes.sealing.lift("a", SUBJECT, 1)
+    assert await fences(world) == []
+
+
+async def test_a_fence_that_its_deleted_subject_left_is_removed() -> None:
+    world = World()
+    await world.create()
+    await world.lose_master("a")
+    await run(world, "move")
+    await world.embedded.delete(f"/qmq/routes/{SUBJECT}/", is_prefix=True)
+    await world.changes().sealing.lift("a", SUBJECT, 1)
+    assert await fences(world) == []
+
+
+async def test_a_fence_that_is_put_late_fails_once_its_change_went_on() -> None:
+    """Its subject may have been deleted and created again: the fence would close a partition of the new one."""
+    world = World()
+    await world.create()
+    await world.lose_master("a")
+    late = FaultyStore(world.store, {2: Fault.DELAYED})
+    await run(world, "move", late)
+    await world.embedded.delete(fence_key("a", SUBJECT, 1))
+    assert not any(each.succeeded for each in await late.deliver_delayed())
+    assert await fences(world) == []
+
+
 async def test_with_majority_fencing_a_silent_source_refuses_a_change_unwritten() -> None:
     world = World()
     await world.create(fencing=Fencing.MAJORITY)

@@ -1,4 +1,4 @@
-"""Partitions leave a broker group that has lost its master for good, by themselves; and stay where groups are well."""
+"""Partitions leave a broker group that was there and has lost its master, by themselves; and stay where groups are well, or come later."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qmq_coordination.view import ClusterView
 from support import ManualClock, eventually
 
 from qmq.meta.ordered.controller import Controller
-from qmq.meta.ordered.evacuation import PATIENCE_MS, Evacuation
+from qmq.meta.ordered.evacuation import PATIENCE_MS, RENEWED_MS, Evacuation
 from qmq.model import Fencing
 
 
@@ -24,6 +24,10 @@ class Setting:
         self.view = ClusterView(world.embedded, monotonic_s=lambda: self.clock.now_ms / 1000)
         masters: Any = world.brokers
         self.controller = Controller(world.embedded, self.view, masters, self.clock, new_id=world.new_id)
+        self.start()
+
+    def start(self) -> None:
+        """The metaserver starts, or starts again."""
         self.controller.leader.is_leader = True
         self.evacuation = Evacuation(self.view, self.controller, self.clock)
 
@@ -52,6 +56,8 @@ async def it() -> AsyncIterator[Setting]:
 
 
 async def ready(it: Setting, *, fencing: Fencing = Fencing.LEASE) -> None:
+    """A metaserver, and then a cluster."""
+    await it.look()
     await it.world.create(partitions=4, fencing=fencing)
     await it.members("a", "b", "c")
     await it.look()
@@ -112,3 +118,59 @@ async def test_only_the_leader_moves_and_only_by_a_fresh_view(it: Setting) -> No
     it.clock.now_ms += 60_000
     it.evacuation.look()
     assert it.evacuation._moving == {}
+
+
+async def test_a_group_that_has_not_come_since_the_metaserver_began_is_not_lost(it: Setting, caplog: pytest.LogCaptureFixture) -> None:
+    await ready(it)
+    await it.world.lose_master("a")
+    it.start()
+    await it.look()
+    await it.look(after_ms=100 * RENEWED_MS)
+    await it.look()
+    await it.look(after_ms=PATIENCE_MS)
+    assert it.groups() == ["a", "b", "a", "b"]
+    assert [record.args for record in caplog.records if "since this metaserver began" in record.message] == [("a", "a")]
+    it.world.brokers.down.clear()
+    await it.world.elect("a", 2)
+    await it.look()
+    await it.world.lose_master("a")
+    await it.look()
+    await it.look(after_ms=PATIENCE_MS)
+    await eventually(lambda: it.groups() == ["b"] * 4)
+
+
+async def test_a_masters_key_that_outlived_its_master_proves_nothing(it: Setting) -> None:
+    """Everything lost its power: the store still has the keys when it starts, until their leases end."""
+    await ready(it)
+    it.start()
+    await it.look()
+    await it.look(after_ms=RENEWED_MS - 1)
+    await it.look()
+    await it.world.lose_master("a")
+    await it.look()
+    await it.look(after_ms=PATIENCE_MS)
+    assert it.evacuation._moving == {}
+    assert it.groups() == ["a", "b", "a", "b"]
+
+
+async def test_a_master_that_stayed_longer_than_its_lease_was_there(it: Setting) -> None:
+    await ready(it)
+    it.start()
+    await it.look()
+    await it.look(after_ms=RENEWED_MS)
+    await it.look()
+    await it.world.lose_master("a")
+    await it.look()
+    await it.look(after_ms=PATIENCE_MS)
+    await eventually(lambda: it.groups() == ["b"] * 4)
+
+
+async def test_the_next_leader_knows_which_groups_were_there(it: Setting) -> None:
+    it.controller.leader.is_leader = False
+    await ready(it)
+    await it.world.lose_master("a")
+    await it.look()
+    it.controller.leader.is_leader = True
+    await it.look()
+    await it.look(after_ms=PATIENCE_MS)
+    await eventually(lambda: it.groups() == ["b"] * 4)

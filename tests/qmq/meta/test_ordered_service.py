@@ -177,6 +177,14 @@ async def test_an_ordered_subject_is_there_with_its_first_route_or_not_at_all(st
             await here.create(name="t", partitions=101)
 
 
+async def test_groups_of_an_ordered_subject_are_not_said_to_have_never_consumed(store: CoordinationStore) -> None:
+    async with ordered(store) as here:
+        await here.create()
+        await here.sync("x")
+        with pytest.raises(OrderMismatch, match="describe_route"):
+            await here.call("DescribeGroups", control.DescribeGroupsRequest(subject="s", group="g"))
+
+
 async def test_an_unordered_subject_has_no_route(store: CoordinationStore) -> None:
     async with ordered(store) as here:
         await here.create(order="", logical_partitions=0)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+from types import SimpleNamespace
+from typing import Any
 
+from qmq_coordination.etcd.etcd_store import EtcdMember
 from rich.console import Console
+from support import ManualClock
 
 from qmq.cli.cluster_commands import facts, view
+from qmq.meta.cluster_description import MEMBERS_MS, ClusterDescription
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 
@@ -69,8 +75,30 @@ def test_people_see_in_80_columns_who_lags_who_is_silent_and_who_is_gone() -> No
     assert rows["g1-b"] == ["slave", "990", "10", "10,000"]
     assert rows["g1-c"] == ["does", "not", "answer"]
     assert rows["g1-d"] == ["slave", "1,002", "0", "0", "learner"]
-    assert rows["g1-e"] == ["gone"]
+    assert rows["g1-e"] == ["no", "vote:", "not", "a", "member"]
     assert rows["g2"] == ["offline", "epoch", "4"]
     assert rows["g2-a"] == ["polling", "7"]
     assert "no metaserver answers" in file.getvalue()
     assert "silent for 7 s" in file.getvalue()
+
+
+async def test_etcds_members_are_asked_once_by_all_who_look_at_the_cluster() -> None:
+    clock, answers, asked = ManualClock(), asyncio.Event(), list[int]()
+
+    async def members() -> tuple[EtcdMember, ...]:
+        asked.append(clock.now_ms)
+        await answers.wait()
+        return (EtcdMember("etcd0:2379", "3.6.5"),)
+
+    seen: Any = SimpleNamespace(silent_ms=0, cluster="c")
+    brokers: Any = None
+    description = ClusterDescription(seen, brokers, clock, control.ProcessStatus, members)
+    waiting = [asyncio.create_task(description.of_metaserver()) for _ in range(3)]
+    await asyncio.sleep(0)
+    answers.set()
+    assert {each.store_members[0].version for each in await asyncio.gather(*waiting)} == {"3.6.5"}
+    await description.of_metaserver()
+    assert len(asked) == 1
+    clock.now_ms += MEMBERS_MS
+    await description.of_metaserver()
+    assert len(asked) == 2

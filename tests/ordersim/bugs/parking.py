@@ -1,0 +1,41 @@
+"""Bugs of parked keys: what is remembered of them, who is told, and what a replay gives back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ordersim.bugs.planting import plant
+from qmq.log import lane_share as lanes_module
+from qmq.log.actions import LaneUnpark
+from qmq.log.lane_share import LaneShare
+
+_unpark = LaneShare._unpark
+
+
+def _replay_without_the_last(self: LaneShare, action: Any) -> int:
+    parked = self.parked.get(action.key)
+    if action.replays and parked is not None and len(parked.sequences) > 1:
+        parked.sequences.pop()
+        self.parked_bytes -= lanes_module._MESSAGE_BYTES
+    return _unpark(self, action)
+
+
+def _replay_and_keep_readers(self: LaneShare, action: Any) -> int:
+    holders = self.holders
+    found = _unpark(self, action)
+    self.holders = holders
+    return found
+
+
+def _forget_key_and_not_its_size(self: LaneShare, key: bytes) -> Any:
+    return self.parked.pop(key, None)
+
+
+def _unparks(unpark: Any) -> tuple[Any, str, Any]:
+    return lanes_module, "_APPLY", {**lanes_module._APPLY, LaneUnpark: unpark}
+
+
+plant("leave the last message of a parked key out of its replay", _unparks(_replay_without_the_last))
+plant("replay a key and let its reader read on", _unparks(_replay_and_keep_readers))
+plant("count what is given back as parked for ever", (LaneShare, "_forget_key", _forget_key_and_not_its_size))
+plant("tell a reader of no parked keys", (LaneShare, "parked_in", lambda *_: []))
