@@ -8,14 +8,13 @@ lock is needed.
 from __future__ import annotations
 
 import errno
-import os
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from qmq.errors import DiskFull, FlushFailed, LogDamaged
+from qmq.errors import DiskFull, LogDamaged
 from qmq.limits import KIB
 from qmq.log.disk import Disk
 
@@ -23,8 +22,6 @@ TAIL_BYTES_MAX: Final = 256 * KIB
 """A larger tail is written immediately."""
 LARGE_BYTES: Final = 32 * KIB
 _OPEN_FILES_MAX: Final = 128
-_SYNC_ALL_FILES: Final = 64
-"""With more files, syncing the file system is cheaper than syncing each file."""
 
 
 class AppendFile:
@@ -158,25 +155,7 @@ class AppendFiles:
                 self.disk.write(fd, [tail.data], tail.at)
             finally:
                 self.disk.close(fd)
-        self._sync(others.keys() | {tail.file.name for tail in tails})
-
-    def _sync(self, names: set[str]) -> None:
-        if len(names) > _SYNC_ALL_FILES:
-            os.sync()
-            return
-        for name in names:
-            try:
-                fd = self.disk.open_read(self.folder / name)
-            except FileNotFoundError:
-                continue  # its bucket was closed
-            except OSError as cause:
-                raise FlushFailed(f"schedule/{name} cannot be synced: {cause}") from cause
-            try:
-                self.disk.sync(fd)
-            finally:
-                self.disk.close(fd)
-        if names:
-            self.disk.sync_folder(self.folder)
+        self.disk.sync_files([self.folder / name for name in others.keys() | {tail.file.name for tail in tails}])
 
 
 def read_written(disk: Disk, fd: int, name: str, size: int, at: int) -> bytes:

@@ -20,7 +20,8 @@ import numpy.typing as npt
 
 from qmq.batch import BatchView, Envelope
 from qmq.batch_columns import REGION, BatchFlag, Column, RegionHeader, bytes_column, int_column, last_offset, offsets, padded
-from qmq.headers import SCHEDULE_ID
+from qmq.headers import PLANNED, SCHEDULE_ID
+from qmq.text_numbers import whole_number
 
 REGION_BYTES_MAX: Final = 16 * 1024 * 1024 - 64
 FEW: Final = 8
@@ -34,6 +35,9 @@ _PLAIN: Final = int(Column.MESSAGE_ID | Column.DUE)
 _ZEROS: Final = tuple(map(bytes, range(8)))
 _RECURRING: Final = int(BatchFlag.RECURRING)
 _HALF: Final = int(BatchFlag.HALF)
+_PLANNED_MAX: Final = 10**18 - 1
+_SCHEDULE_ID: Final = SCHEDULE_ID.encode()
+_PLANNED: Final = PLANNED.encode()
 _T = TypeVar("_T")
 
 
@@ -58,6 +62,13 @@ def run_id(first_id: bytes, due_ms: int) -> bytes:
     return hashlib.blake2b(first_id + _DUE.pack(due_ms), digest_size=16).digest()
 
 
+def planned_ms(header: bytes, due_ms: int) -> int:
+    """The time by the schedule of a run that is due then, by its header `qmq-planned`, which is empty if it has none."""
+    at_ms, _, moved_to = header.partition(b"/")
+    found = whole_number(at_ms, _PLANNED_MAX) if moved_to == b"%d" % due_ms else None
+    return due_ms if found is None else found
+
+
 def _strings(items: Sequence[bytes]) -> bytes:
     if len(items) == 1:
         item = items[0]
@@ -73,7 +84,7 @@ def first_id(pieces: Pieces, at: int) -> bytes:
     """The public id of a message: for a recurring message, the id of its first run."""
     if pieces.header.flags & _RECURRING and pieces.headers is not None:
         for name, value in pieces.headers[at]:
-            if name == SCHEDULE_ID.encode():
+            if name == _SCHEDULE_ID:
                 with suppress(ValueError):  # the header is not a schedule id, so every replica keeps it unchanged
                     return bytes.fromhex(value.decode())
     return pieces.ids[at]
@@ -195,17 +206,28 @@ class Pieces:
         self._due_rows = np.array(self.due_times_ms, "<i8")
         return self.piece((place,))
 
+    def postponed(self, place: int, due_ms: int) -> bytes:
+        """As `moved`. A run of a recurring message keeps its time by the schedule, so that the run after that time is the next one."""
+        own = self.headers[place] if self.headers is not None else []
+        if self.header.flags & _RECURRING and any(name == _SCHEDULE_ID for name, _ in own):
+            at_ms = planned_ms(next((value for name, value in own if name == _PLANNED), b""), self.due_times_ms[place])
+            kept = [each for each in own if each[0] != _PLANNED]
+            self._replace_headers(place, kept if at_ms == due_ms else [*kept, (_PLANNED, b"%d/%d" % (at_ms, due_ms))])
+        return self.moved(place, due_ms)
+
     def next_run(self, place: int, first_id: bytes, due_ms: int) -> bytes:
         """A batch of one: a recurring message's run at that time. `first_id` is the id of its first run."""
-        name = SCHEDULE_ID.encode()
         own = self.headers[place] if self.headers is not None else []
-        changed = list(self.headers) if self.headers is not None else [[] for _ in self.ids]
-        changed[place] = [each for each in own if each[0] != name] + [(name, first_id.hex().encode())]
-        self.headers = changed
-        self._columns |= int(Column.HEADERS)
+        kept = [each for each in own if each[0] not in (_SCHEDULE_ID, _PLANNED)]
+        self._replace_headers(place, [*kept, (_SCHEDULE_ID, first_id.hex().encode())])
         self.ids = [*self.ids[:place], run_id(first_id, due_ms), *self.ids[place + 1 :]]
         self._id_rows = None
         return self.moved(place, due_ms)
+
+    def _replace_headers(self, place: int, headers: list[tuple[bytes, bytes]]) -> None:
+        before = self.headers if self.headers is not None else [[] for _ in self.ids]
+        self.headers = [*before[:place], headers, *before[place + 1 :]]
+        self._columns |= int(Column.HEADERS)
 
 
 def _rows(region: bytes, offsets_at: int, data_at: int, header: RegionHeader) -> npt.NDArray[np.uint8] | None:

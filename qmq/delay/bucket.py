@@ -10,6 +10,7 @@ are not used for months.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -29,6 +30,7 @@ from qmq.errors import CorruptBatch, LogDamaged
 from qmq.log.disk import Disk
 
 LOG, IDX, DONE = SUFFIXES = (".log", ".idx", ".done")
+_FILE: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z\.(log|idx|done)")
 ROW_BYTES: Final = INDEX_ROW.itemsize
 LOG_BYTES_MAX: Final = 8 << 32
 """A row of the index has 32 bits for a position, in units of 8 bytes."""
@@ -43,6 +45,11 @@ _ROWS_AHEAD: Final = 256
 def name_of(bucket: int, bucket_ms: int) -> str:
     """The name of its files, without suffix. Names sort as buckets do."""
     return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(bucket * bucket_ms // 1000))
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a schedule may have a file of this name. Names come from other replicas and from backups, and become paths."""
+    return _FILE.fullmatch(name) is not None
 
 
 class Bucket:

@@ -87,11 +87,9 @@ class Buckets:
 
     def grew(self, bucket: Bucket) -> None:
         """A bucket's tails have grown: write them if they, or all together, are too large."""
-        size = bucket.tail_bytes
-        self._tail_bytes += size - self._dirty.get(bucket.number, 0)
-        self._dirty[bucket.number] = size
+        self._count(bucket)
         try:
-            if size > TAIL_BYTES_MAX:
+            if bucket.tail_bytes > TAIL_BYTES_MAX:
                 self._write(bucket)
             while self._tail_bytes > self._bytes_max:
                 self._write(self._buckets[next(iter(self._dirty))])
@@ -99,9 +97,19 @@ class Buckets:
             log.warning("writing the newest part of the schedule failed, it stays in memory: %s", cause)
 
     def _write(self, bucket: Bucket) -> None:
-        for file in bucket.growing:
-            self.files.write(file)
-        self._tail_bytes -= self._dirty.pop(bucket.number)
+        try:
+            for file in bucket.growing:
+                self.files.write(file)
+        finally:  # the disk may fill between two files
+            self._count(bucket)
+
+    def _count(self, bucket: Bucket) -> None:
+        size = bucket.tail_bytes
+        self._tail_bytes += size - self._dirty.get(bucket.number, 0)
+        if size:
+            self._dirty[bucket.number] = size
+        else:
+            self._dirty.pop(bucket.number, None)
 
     def tails(self) -> list[Grown]:
         """All tails."""

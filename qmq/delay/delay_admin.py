@@ -1,25 +1,28 @@
 """Cancel, move and show single messages, on the master. Implements `qmq.delay.interfaces.DelayAdmin`.
 
 A message is *pending* until a plan has it. The first of plan and cancellation wins, decided here in one thread: a message that the
-dispatcher has is taken back (`withdraw`), for a planned one it is too late. The answer is sent when the action is committed.
+dispatcher has is taken back (`withdraw`), for a planned one it is too late. The answer is sent when the action is committed. What is shown
+and listed is committed, too: somebody decides by it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from qmq.batch_columns import BatchFlag
 from qmq.delay.interfaces import BucketStatus, DueMessage, Places, SchedulePlace
-from qmq.errors import DelayTooLong, InvalidArgument, TooLate
+from qmq.errors import CallerError, DelayTooLong, InvalidArgument, TooLate
 from qmq.headers import SCHEDULE_ID
 from qmq.log.actions import Cancel, Postpone, ScheduleAction
 from qmq.model import DelayedId, MessageId
 
 if TYPE_CHECKING:
     from qmq.delay.delay_engine import Engine
+    from qmq.delay.schedule import Schedule
 
 TRIES: Final = 10
 """How often the newest run of a recurring message is looked up while it changes."""
@@ -57,7 +60,9 @@ class EngineAdmin:
 
     async def move(self, delayed: DelayedId, due_ms: int) -> DueMessage:
         engine = self._engine()
-        check_due(due_ms, engine.clock.time_ms(), self._delay_ms_max)
+        now_ms = engine.clock.time_ms()
+        check_due(due_ms, now_ms, self._delay_ms_max)
+        due_ms = max(due_ms, now_ms)
         moved = await self._take(delayed, lambda found: Postpone(*found, due_ms))
         self.moved += 1
         # not read again: the mastership may be lost by now, and the move is done all the same
@@ -93,23 +98,42 @@ class EngineAdmin:
         engine.plan_log.in_dispatch.discard(place)
         return True
 
-    def show(self, delayed: DelayedId) -> tuple[DueMessage, str]:
-        schedule = self._engine().schedule
-        place = schedule.find(delayed)
-        return self._message(place), schedule.state_of(place)
+    @asynccontextmanager
+    async def _committed_read(self) -> AsyncIterator[Schedule]:
+        """What is read in the block, without a pause, is committed when the block ends, with a result or a refusal. Otherwise the next
+        master could deny a decision that was shown. Raises NotMaster.
+        """
+        engine = self._engine()
+        try:
+            yield engine.schedule
+        except CallerError:
+            await engine.writer.committed()
+            raise
+        await engine.writer.committed()
+
+    async def show(self, delayed: DelayedId) -> tuple[DueMessage, str]:
+        async with self._committed_read() as schedule:
+            place = schedule.find(delayed)
+            return self._message(place), schedule.state_of(place)
 
     def _message(self, place: SchedulePlace) -> DueMessage:
         return self._engine().schedule.read(Places.of([place]))[0]
 
-    def listed(
+    async def listed(
         self, subject: str, from_ms: int, to_ms: int, after: tuple[int, str], most: int, is_half: bool = False
     ) -> tuple[list[DueMessage], tuple[int, str] | None]:
         """See `DelayAdmin`. One call examines a few thousand messages, while deliveries wait."""
+        async with self._committed_read() as schedule:
+            return self._page(schedule, subject, from_ms, to_ms, after, most, is_half)
+
+    def _page(
+        self, schedule: Schedule, subject: str, from_ms: int, to_ms: int, after: tuple[int, str], most: int, is_half: bool
+    ) -> tuple[list[DueMessage], tuple[int, str] | None]:
         found: list[DueMessage] = []
         last: DueMessage | None = None
         begin_ms = max(from_ms, after[0] + (after[1] >= HIGHEST_ID))
         flags = int(BatchFlag.HALF) if is_half else 0
-        for looked, message in enumerate(self._engine().schedule.scan("", begin_ms, to_ms, flags=flags)):
+        for looked, message in enumerate(schedule.scan("", begin_ms, to_ms, flags=flags)):
             if last is not None and message.due_ms > last.due_ms and (len(found) >= most or looked >= LOOK_MAX):
                 break  # messages with the same due time are sorted by id, so a page ends only between two due times
             last = message

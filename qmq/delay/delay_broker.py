@@ -27,10 +27,10 @@ from qmq.delay.delay_engine import Dispatcher, Engine, SettlingClock
 from qmq.delay.delayed_quota import DelayedQuota
 from qmq.delay.dispatcher.due_dispatcher import DueDispatcher
 from qmq.delay.plan_log import StorePlanLog
-from qmq.delay.timekeeper import SteadyClock
 from qmq.errors import NotMaster
 from qmq.log.store import Store
 from qmq.security.access_control import OpenAccess
+from qmq.timekeeper import SteadyClock
 
 if TYPE_CHECKING:
     from qmq.client.links import Links

@@ -51,7 +51,8 @@ class DelayDestinations:
         def check(region: bytes, header: RegionHeader, layout: Layout) -> None:
             if layout.due < 0:
                 raise InvalidArgument("a delay group takes only delayed messages: send this one to the subject's broker group")
-            check_due(latest_due(region, header, layout), self._now_ms(), self._settings.delay_ms_max)
+            now_ms = self._now_ms()
+            check_due(latest_due(region, header, layout), now_ms, self._settings.delay_ms_max)
             if header.compression:
                 raise InvalidArgument("a delayed batch is cut by due time, so its bodies must not be compressed: compress each, if need be")
             self._require_room(region, header, layout)
@@ -63,6 +64,10 @@ class DelayDestinations:
                 if header.flags & _HALF:
                     raise InvalidArgument("a recurring message cannot wait for a decision: send it when it is decided")
                 check_recurring(region, header)
+            if header.flags & _HALF and earliest_due(region, header, layout) <= now_ms:
+                raise InvalidArgument(
+                    "the half message would be rolled back at once: its limit has passed by the delay group's time (check the clock)"
+                )
 
         return check
 
@@ -77,6 +82,11 @@ class DelayDestinations:
                 f"the hour that begins at {min(full) * bucket_ms} ms is full: send to another delay "
                 "group, or create one with shorter buckets"
             )
+
+
+def earliest_due(region: bytes, header: RegionHeader, layout: Layout) -> int:
+    """The earliest due time of a batch."""
+    return int(np.frombuffer(region, "<i8", header.count, layout.due).min())
 
 
 def latest_due(region: bytes, header: RegionHeader, layout: Layout) -> int:

@@ -10,13 +10,13 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 import grpc
 
 from qmq.batch_columns import BatchFlag
+from qmq.delay.bucket import is_file_name
 from qmq.delay.delay_requests import ListMark, listing, mark_of, new_due_ms
 from qmq.delay.interfaces import BucketInfo, BucketStatus, DelayAdmin, DueMessage, ScheduleFiles
 from qmq.delay.plan_log import is_half
@@ -32,8 +32,6 @@ _TIME_MS_MAX: Final = (1 << 63) - 1
 """An older version accepted later ones."""
 PAGE_BYTES_MAX: Final = 4 * MIB
 READ_BYTES_MAX: Final = 4 * MIB
-
-_FILE: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z\.(log|idx|done)")
 
 
 class DelayIdentity(NamedTuple):
@@ -51,6 +49,8 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
         self._identity = identity
         self._admin_now = admin
         self._files = files
+        self._described: tuple[bytes, int] | None = None
+        """The state whose first piece was asked for last, until its last piece is."""
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Add the service to a server: `serve_control(..., also=service.add_to)`."""
@@ -76,7 +76,7 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
         try:
             cancelled = await admin.cancel(delayed)
         except (TooLate, MessageNotFound) as failure:
-            cancelled = _cancelled_before(admin, delayed, failure)
+            cancelled = await _cancelled_before(admin, delayed, failure)
         return self._message(cancelled, str(delayed), "cancelled")
 
     @answering
@@ -87,7 +87,7 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
     @answering
     async def ShowDelayed(self, request: pb.ShowDelayedRequest) -> pb.DelayedMessage:
         delayed = self._id(request.id)
-        found, state = self._admin().show(delayed)
+        found, state = await self._admin().show(delayed)
         shown = self._message(found, str(delayed), _spoken(found, state))
         shown.body = found.body
         return shown
@@ -116,7 +116,7 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
     @answering
     async def ListDelayed(self, request: pb.ListDelayedRequest) -> pb.ListDelayedResponse:
         wanted, admin = listing(request), self._admin()
-        found, behind = admin.listed(*wanted)
+        found, behind = await admin.listed(*wanted)
         messages = [self._message(each, str(admin.id_of(each)), _spoken(each, "pending")) for each in found]
         page = _within(messages, PAGE_BYTES_MAX)
         if len(page) < len(messages):
@@ -157,12 +157,17 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
 
     @answering
     async def DescribeSchedule(self, request: pb.DescribeScheduleRequest) -> pb.ScheduleDescription:
-        state, index = await asyncio.to_thread(self._files.describe)
-        return pb.ScheduleDescription(state=state, index=index)
+        if request.offset < 0:
+            raise InvalidArgument(f"the offset in a state must be 0 or more, not {request.offset}")
+        found = self._described if request.offset else None
+        state, index = found if found is not None else await asyncio.to_thread(self._files.describe)
+        piece = state[request.offset : request.offset + READ_BYTES_MAX] if request.HasField("offset") else state
+        self._described = (state, index) if request.offset + len(piece) < len(state) else None
+        return pb.ScheduleDescription(state=piece, index=index, state_bytes=len(state))
 
     @answering
     async def ReadSchedule(self, request: pb.ReadScheduleRequest) -> pb.ReadScheduleResponse:
-        if _FILE.fullmatch(request.file) is None:
+        if not is_file_name(request.file):
             raise InvalidArgument(f"{request.file!r} is not a file of a schedule: names look like 20261121T130000Z.log, .idx or .done")
         if request.offset < 0:
             raise InvalidArgument(f"the offset in a file must be 0 or more, not {request.offset}")
@@ -181,10 +186,10 @@ def _spoken(message: DueMessage, state: str) -> str:
     return "half" if state == "pending" and is_half(message) else state
 
 
-def _cancelled_before(admin: DelayAdmin, delayed: DelayedId, failure: Exception) -> DueMessage:
+async def _cancelled_before(admin: DelayAdmin, delayed: DelayedId, failure: Exception) -> DueMessage:
     """The message, if it is cancelled already. Raises the failure otherwise."""
     try:
-        found, state = admin.show(delayed)
+        found, state = await admin.show(delayed)
     except MessageNotFound:
         raise failure from None
     if state != "cancelled":

@@ -183,11 +183,11 @@ class DelayAdmin(Protocol):
         """Change its due time. Returns its new id and place. Raises as `cancel`, and DelayTooLong."""
         ...
 
-    def show(self, delayed: DelayedId) -> tuple[DueMessage, str]:
-        """The message and "pending", "planned", "delivered" or "cancelled". Raises MessageNotFound, NotMaster."""
+    async def show(self, delayed: DelayedId) -> tuple[DueMessage, str]:
+        """The message and "pending", "planned", "delivered" or "cancelled", as committed. Raises MessageNotFound, NotMaster."""
         ...
 
-    def listed(
+    async def listed(
         self, subject: str, from_ms: int, to_ms: int, after: tuple[int, str], most: int, is_half: bool
     ) -> tuple[list[DueMessage], tuple[int, str] | None]:
         """Pending messages of the subject ("": of all) with from <= due < to (0: no limit), after (due, id), in that order. With `is_half`,

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from qmq.batch_columns import BatchFlag
+from qmq.delay.batch_cutting import planned_ms
 from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
 from qmq.delay.lateness import Lateness
 from qmq.delay.recurrence import next_run
 from qmq.errors import InvalidArgument, MessageNotFound
-from qmq.headers import CRON, SCHEDULE_ID, ZONE
+from qmq.headers import CRON, PLANNED, SCHEDULE_ID, ZONE
 from qmq.log.actions import Cancel, PlanAction, PlanDone, PlanVoid, Recur, ScheduleAction
 
 if TYPE_CHECKING:
@@ -131,7 +132,8 @@ class StorePlanLog:
             first = bytes.fromhex(message.headers[SCHEDULE_ID].decode())
             if self._schedule.alias(first) != message.place:
                 return
-            due_ms = next_run(message.headers[CRON].decode(), message.headers[ZONE].decode(), message.due_ms)
+            at_ms = planned_ms(message.headers.get(PLANNED, b""), message.due_ms)
+            due_ms = next_run(message.headers[CRON].decode(), message.headers[ZONE].decode(), at_ms)
         except (InvalidArgument, KeyError, ValueError) as failure:
             log.error("the next run of recurring message %s cannot be computed: %r", message.message_id.hex(), failure)
         else:

@@ -304,7 +304,7 @@ class Schedule:
         pieces, at = found
         known_as = first_id(pieces, at)
         pieces.decide()
-        region = pieces.moved(at, due_ms)
+        region = pieces.postponed(at, due_ms)
         new = self._store_one(index, append_ms, region, crc32c(region), pieces.header.flags, due_ms)
         self._settle(self._marked(place.bucket), DispatchMark.MOVED, _u32(place.ordinal), (new,))
         self._alias(known_as, new)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -12,10 +13,10 @@ from qmq.delay.delay_engine import Engine
 from qmq.delay.interfaces import Places
 from qmq.delay.plan_log import StorePlanLog
 from qmq.delay.recurrence import next_run
-from qmq.headers import CRON, ZONE
+from qmq.headers import CRON, PLANNED, ZONE
 from qmq.log.actions import Recur
 
-_start, _next, _pending, _plan = Engine.start, Engine._next, Engine._pending, StorePlanLog.plan
+_start, _next, _pending, _plan, _recur = Engine.start, Engine._next, Engine._pending, StorePlanLog.plan, StorePlanLog._recur
 
 
 def _forget_plans(self: Engine) -> None:
@@ -30,6 +31,12 @@ def _ask_nobody(self: EngineAdmin, place: Any) -> bool:
 def _recur_again(self: StorePlanLog, message: Any) -> None:
     due_ms = next_run(message.headers[CRON].decode(), message.headers[ZONE].decode(), message.due_ms)
     self._writer.act(Recur(*message.place, due_ms))
+
+
+def _recur_from_the_due_time(self: StorePlanLog, message: Any) -> None:
+    """As release 0.2: the runs between a moved run's time by the schedule and its due time are skipped, or it comes again."""
+    headers = {name: value for name, value in message.headers.items() if name != PLANNED}
+    _recur(self, replace(message, headers=headers))
 
 
 def _hold_nothing(self: Engine) -> Any:
@@ -72,10 +79,17 @@ def _trust_the_wheel(self: Engine, places: Places) -> Places:
     return places
 
 
+@asynccontextmanager
+async def _read_what_is_written(self: EngineAdmin) -> AsyncIterator[Any]:
+    yield self._engine().schedule
+
+
 BUGS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "plans of earlier masters are forgotten": (Engine, "start", _forget_plans),
     "what the dispatcher has is cancelled without asking it": (EngineAdmin, "_is_free", _ask_nobody),
+    "what is shown may be undone": (EngineAdmin, "_committed_read", _read_what_is_written),
     "a run that is planned again begets another next run": (StorePlanLog, "_recur", _recur_again),
+    "the next run is reckoned from where the last one was moved to": (StorePlanLog, "_recur", _recur_from_the_due_time),
     "on ordered subjects what is due overtakes what is late": (Engine, "_next", _hold_nothing),
     "a plan is sent before it is committed": (StorePlanLog, "plan", _send_uncommitted),
     "a tick comes too early": (Engine, "_next", _tick_ahead),

@@ -76,6 +76,8 @@ class DelayGroup:
         self.committed = 0
         self.checkpoint: Checkpoint | None = None
         self.master: SimMaster | None = None
+        self.cut_off: SimMaster | None = None
+        """A master that was replaced and does not know it yet. Some callers still reach it."""
         self.lives = 0
         self.graveyard: list[Any] = []
 
@@ -93,9 +95,15 @@ class DelayGroup:
         del self.log[self.world.random.randrange(self.committed, len(self.log) + 1) :]
         master.is_deposed = True
         if cut_off:
-            self.world.after(self.world.random.randrange(100, 3_000), master.kill)
+            self.cut_off = master
+            self.world.after(self.world.random.randrange(100, 3_000), self._bury, master)
         else:
             master.kill()
+
+    def _bury(self, master: SimMaster) -> None:
+        if self.cut_off is master:
+            self.cut_off = None
+        master.kill()
 
 
 class SimMaster:

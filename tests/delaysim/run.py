@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -27,8 +27,9 @@ from delaysim.group import DelayGroup, SimMaster
 from delaysim.real_time import RealTime, first_id
 from qmq.batch import encode
 from qmq.batch_columns import BatchFlag, Columns
+from qmq.delay.batch_cutting import planned_ms
 from qmq.errors import MessageNotFound, TooLate
-from qmq.headers import CRON, SCHEDULE_ID, ZONE
+from qmq.headers import CRON, PLANNED, SCHEDULE_ID, ZONE
 from qmq.model import DelayedId, MessageId
 
 PLAIN, ORDERED = "plain", "ordered"
@@ -94,7 +95,7 @@ class Simulation:
             return
         if self.group.master is not None:
             # A client's call lives with the master that it is made to: when that dies, the caller does not know what became of it.
-            send = self._send_recurring if self.random.random() < 0.02 else self._send
+            send = self._send_recurring if self.random.random() < 0.03 else self._send
             self.group.master.loop.create_task(send(self.group.master))
         self.world.after(self.random.randrange(600), self._send_forever)
 
@@ -131,9 +132,23 @@ class Simulation:
         return wish
 
     def _change(self, wish: Wish, delayed: DelayedId) -> None:
-        master = self.group.master
+        master = self.group.cut_off or self.group.master
+        if master is None:
+            return
+        master.loop.create_task((self._cancel if self.random.random() < 0.5 else self._move)(master, wish, delayed))
+        for _ in range(2):
+            self.world.after(self.random.randrange(300), self._look, wish, delayed)
+
+    def _look(self, wish: Wish, delayed: DelayedId) -> None:
+        master = self.group.cut_off or self.group.master
         if master is not None:
-            master.loop.create_task((self._cancel if self.random.random() < 0.5 else self._move)(master, wish, delayed))
+            master.loop.create_task(self._show(master, wish, delayed))
+
+    async def _show(self, master: SimMaster, wish: Wish, delayed: DelayedId) -> None:
+        """Somebody decides by what is shown: what is cancelled stays so."""
+        with suppress(MessageNotFound):
+            _, state = await master.admin.show(delayed)
+            wish.is_cancelled = wish.is_cancelled or state == "cancelled"
 
     async def _cancel(self, master: SimMaster, wish: Wish, delayed: DelayedId) -> None:
         before, wish.may_be_cancelled = wish.may_be_cancelled, True
@@ -169,6 +184,16 @@ class Simulation:
         self.recurring[str(first)] = self.world.now
         if self.random.random() < 0.5:
             self.world.after(self.random.randrange(300_000), self._stop, DelayedId(first, self.world.now, append_ms, "d1"))
+        for _ in range(3):
+            self.world.after(self.random.randrange(100_000), self._move_run, DelayedId(first, self.world.now, append_ms, "d1"))
+
+    def _move_run(self, delayed: DelayedId) -> None:
+        if self.group.master is not None and not self.is_calm:
+            self.group.master.loop.create_task(self._move_next_run(self.group.master, delayed))
+
+    async def _move_next_run(self, master: SimMaster, delayed: DelayedId) -> None:
+        with suppress(TooLate, MessageNotFound):
+            await master.admin.move(delayed, self.world.now + self.random.randrange(200_000))
 
     def _stop(self, delayed: DelayedId) -> None:
         if self.group.master is not None:
@@ -205,7 +230,11 @@ class Simulation:
     def _judged(self) -> Result:
         if RAISED:
             raise RAISED[0]
-        runs = [(first_id(message), message.due_ms, at) for _, message, at in self.real_time.stored if SCHEDULE_ID in message.headers]
+        runs = [
+            (first_id(message), planned_ms(message.headers.get(PLANNED, b""), message.due_ms), message.due_ms, at)
+            for _, message, at in self.real_time.stored
+            if SCHEDULE_ID in message.headers
+        ]
         stored = [(subject, message, at) for subject, message, at in self.real_time.stored if SCHEDULE_ID not in message.headers]
         sights = [Sight(int(message.body), subject, at, when) for at, (subject, message, when) in enumerate(stored)]
         verdict = judge(self.wishes.values(), sights)
@@ -217,12 +246,13 @@ class Simulation:
             raise Violation(f"{len(anomalies)}: " + "; ".join(anomalies[:5]))
         return Result(self.seed, len(self.wishes), verdict.delivered, verdict.cancelled, len(runs), self.group.lives)
 
-    def _judge_runs(self, runs: list[tuple[str, int, int]]) -> Iterator[str]:
-        counts = Counter((first, due_ms) for first, due_ms, _ in runs)
-        for (first, due_ms), count in counts.items():
+    def _judge_runs(self, runs: list[tuple[str, int, int, int]]) -> Iterator[str]:
+        """`runs` are (first id, time by the schedule, due time, when it came): moved runs are due at another time."""
+        counts = Counter((first, at_ms) for first, at_ms, _, _ in runs)
+        for (first, at_ms), count in counts.items():
             if count > 1:
-                yield f"the run of {first} at {due_ms} came {count} times"
-        for first, due_ms, at in runs:
+                yield f"the run of {first} at {at_ms} came {count} times"
+        for first, _, due_ms, at in runs:
             if due_ms > self.stopped.get(first, due_ms):
                 yield f"the run of {first} at {due_ms} came, and it was cancelled at {self.stopped[first]}"
             if at < due_ms:

@@ -16,7 +16,7 @@ from qmq.batch_columns import BatchFlag, Columns
 from qmq.compression import Compression
 from qmq.delay.interfaces import DueMessage, Places, SchedulePlace
 from qmq.delay.schedule import Schedule
-from qmq.headers import SCHEDULE_ID
+from qmq.headers import PLANNED, SCHEDULE_ID
 from qmq.log.actions import Cancel, Close, PlanAction, PlanDone, PlanVoid, Postpone, Recur, ScheduleAction
 from qmq.log.disk import Disk
 from qmq.model import MessageId
@@ -158,12 +158,17 @@ class Model:
         if isinstance(action, Postpone):
             if self.states[place] != "pending":
                 return
-            new = self._add(replace(message, due_ms=action.due_ms, append_ms=time_ms))
+            headers = message.headers
+            if message.flags & BatchFlag.RECURRING and SCHEDULE_ID in headers:
+                at_ms = int(headers.get(PLANNED, b"%d/" % message.due_ms).partition(b"/")[0])
+                headers = {name: value for name, value in headers.items() if name != PLANNED}
+                headers |= {PLANNED: b"%d/%d" % (at_ms, action.due_ms)} if at_ms != action.due_ms else {}
+            new = self._add(replace(message, due_ms=action.due_ms, append_ms=time_ms, headers=headers))
             self.moves[place] = new
             self._set(place, "moved")
         else:
             digest = blake2b(known_as + action.due_ms.to_bytes(8, "little"), digest_size=16).digest()
-            headers = {name: value for name, value in message.headers.items() if name != SCHEDULE_ID}
+            headers = {name: value for name, value in message.headers.items() if name not in (SCHEDULE_ID, PLANNED)}
             headers[SCHEDULE_ID] = known_as.hex().encode()
             new = self._add(replace(message, due_ms=action.due_ms, append_ms=time_ms, message_id=digest, headers=headers))
         self.aliases[known_as] = new

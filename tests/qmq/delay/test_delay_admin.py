@@ -29,15 +29,18 @@ def _admin(messages: list[DueMessage]) -> EngineAdmin:
         found = [each for each in messages if from_ms <= each.due_ms < (to_ms or 1 << 62)]
         yield from sorted(found, key=lambda each: (each.due_ms, each.place))
 
-    engine: Any = SimpleNamespace(schedule=SimpleNamespace(scan=scan))
+    engine: Any = SimpleNamespace(schedule=SimpleNamespace(scan=scan), writer=SimpleNamespace(committed=_nothing))
     return EngineAdmin(lambda: engine, "d1", 1_000)
 
 
-def _all(admin: EngineAdmin, subject: str, most: int) -> list[DueMessage]:
+async def _nothing() -> None: ...
+
+
+async def _all(admin: EngineAdmin, subject: str, most: int) -> list[DueMessage]:
     found: list[DueMessage] = []
     after: tuple[int, str] | None = (-(1 << 62), "")
     while after is not None:
-        page, behind = admin.listed(subject, 0, 0, after, most)
+        page, behind = await admin.listed(subject, 0, 0, after, most)
         assert len(page) <= most
         assert behind is None or behind > after, "it continues"
         found += page
@@ -46,21 +49,21 @@ def _all(admin: EngineAdmin, subject: str, most: int) -> list[DueMessage]:
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.sampled_from("ab")), max_size=40), st.integers(1, 5), st.sampled_from(("", "a", "b")))
-def test_pages_together_are_the_list(items: list[tuple[int, str]], most: int, subject: str) -> None:
+async def test_pages_together_are_the_list(items: list[tuple[int, str]], most: int, subject: str) -> None:
     # ordinals and ids are in opposite orders: what is due at one time is listed by id
     messages = [_message(len(items) - at, due_ms, name) for at, (due_ms, name) in enumerate(items)]
     admin = _admin(messages)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(delay_admin, "LOOK_MAX", 4)
-        found = _all(admin, subject, most)
+        found = await _all(admin, subject, most)
     wanted = [each for each in messages if subject in ("", each.subject)]
     assert found == sorted(wanted, key=lambda each: (each.due_ms, str(admin.id_of(each))))
 
 
-def test_too_many_due_at_one_time_are_refused_instead_of_holding_up_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_due_at_one_time_are_refused_instead_of_holding_up_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delay_admin, "SAME_MAX", 5)
     with pytest.raises(InvalidArgument, match="due at 3 ms"):
-        _admin([_message(number, 3) for number in range(9)]).listed("", 0, 0, (0, ""), 2)
+        await _admin([_message(number, 3) for number in range(9)]).listed("", 0, 0, (0, ""), 2)
 
 
 def test_a_run_is_known_by_the_id_of_its_recurring_message() -> None:

@@ -66,7 +66,7 @@ class FakeDelayAdmin:
     def id_of(self, message: DueMessage) -> DelayedId:
         return DelayedId(MessageId.parse(message.message_id.hex()), message.due_ms, 1, GROUP)
 
-    def show(self, delayed: DelayedId) -> tuple[DueMessage, str]:
+    async def show(self, delayed: DelayedId) -> tuple[DueMessage, str]:
         if str(delayed) not in self.messages:
             raise MessageNotFound("no such message")
         return self.messages[str(delayed)]
@@ -74,7 +74,7 @@ class FakeDelayAdmin:
     async def cancel(self, delayed: DelayedId) -> DueMessage:
         if self.failure is not None:
             raise self.failure
-        found, state = self.show(delayed)
+        found, state = await self.show(delayed)
         if state != "pending":
             raise TooLate(f"it is {state}")
         self.messages[str(delayed)] = found, "cancelled"
@@ -83,11 +83,11 @@ class FakeDelayAdmin:
     async def move(self, delayed: DelayedId, due_ms: int) -> DueMessage:
         if self.failure is not None:
             raise self.failure
-        moved = replace(self.show(delayed)[0], due_ms=due_ms)
+        moved = replace((await self.show(delayed))[0], due_ms=due_ms)
         self.messages[str(delayed)] = moved, "pending"
         return moved
 
-    def listed(
+    async def listed(
         self, subject: str, from_ms: int, to_ms: int, after: tuple[int, str], most: int, is_half: bool
     ) -> tuple[list[DueMessage], tuple[int, str] | None]:
         found = [
@@ -113,10 +113,13 @@ class FakeFiles:
 
     def __init__(self) -> None:
         self.read_in: set[str] = set()
+        self.state = b"\x80"
+        self.described = 0
 
     def describe(self) -> tuple[bytes, int]:
         self.read_in.add(threading.current_thread().name)
-        return b"\x80", 42
+        self.described += 1
+        return self.state, 42
 
     def read(self, file: str, offset: int, bytes_max: int) -> bytes:
         self.read_in.add(threading.current_thread().name)
@@ -309,6 +312,18 @@ async def test_a_replica_that_does_not_serve_answers_only_copies_of_its_schedule
     assert (found.state, found.index) == (b"\x80", 42)
     read = await service("ReadSchedule", pb.ReadScheduleRequest(file="20261121T130000Z.log", offset=1, bytes_max=3))
     assert read.data == b"\x01\x02\x03"
+
+
+async def test_a_long_state_is_read_once_for_all_of_its_pieces(service: Service) -> None:
+    service.files.state = bytes(range(256)) * (READ_BYTES_MAX // 256 * 3) + b"end"
+    got = b""
+    while len(got) < len(service.files.state):
+        found = await service("DescribeSchedule", pb.DescribeScheduleRequest(offset=len(got)))
+        assert (found.index, found.state_bytes) == (42, len(service.files.state))
+        got += found.state
+    assert (got, service.files.described) == (service.files.state, 1)
+    await service("DescribeSchedule", pb.DescribeScheduleRequest(offset=0))
+    assert service.files.described == 2
 
 
 async def test_a_schedule_file_is_read_outside_the_loop_and_in_bounded_parts(service: Service) -> None:

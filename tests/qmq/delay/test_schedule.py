@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from bad_sectors import BadSectors
 from google_crc32c import value as crc32c
 from schedule_support import PRODUCER, SECOND, START, checkpoint, contents, delayed, opened, places, plan
+from support import PLENTY, FillingDisk
 
 from qmq.batch import BatchView
 from qmq.batch_columns import REGION, REGION_BYTES, BatchFlag
@@ -120,6 +122,31 @@ def test_with_a_full_disk_everything_stays_in_memory_and_is_written_later(tmp_pa
     assert len(schedule.read(places([SchedulePlace(BUCKET, each) for each in range(3)]))) == 3
     disk.is_full = False
     assert contents(schedule) == contents(other)
+
+
+@pytest.mark.parametrize("refusals", [1, PLENTY], ids=["for a moment", "for long"])
+def test_a_disk_that_fills_at_any_write_leaves_the_schedule_whole(tmp_path: Path, refusals: int) -> None:
+    due_times_ms = [[START + each * 137 % 4_000 for each in range(batch, batch + 7)] for batch in range(30)]
+    whole = contents(filled(tmp_path / "whole", due_times_ms))
+
+    def writes(folder: Path, room: int) -> int:
+        disk = FillingDisk()
+        schedule = Schedule(folder, disk, SECOND, buffer_bytes_max=900)
+        schedule.load(None)
+        disk.room, disk.refusals = room, refusals
+        for number, each in enumerate(due_times_ms, 1):
+            schedule.take(number, START - 5_000, *delayed(each, number=number))
+            schedule.check()
+            if number % 10 == 0:
+                with suppress(DiskFull):
+                    checkpoint(schedule)
+        used, disk.room = room - disk.room, PLENTY
+        assert contents(schedule) == whole
+        assert contents(opened(folder, checkpoint(schedule))) == whole
+        return used
+
+    for room in range(writes(tmp_path / "enough", PLENTY)):
+        writes(tmp_path / str(room), room)
 
 
 def test_whatever_the_order_of_flushes_replicas_have_the_same_bytes(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from support import ManualClock
 from qmq.batch_columns import parse_header
 from qmq.delay.interfaces import SchedulePlace
 from qmq.delay.schedule import Schedule
+from qmq.errors import LogDamaged
 from qmq.log import follower
 from qmq.log.actions import Cancel, Close, PlanDone, PlanVoid, Postpone, Recur
 from qmq.log.checkpoint_writing import begin_checkpoint, close_store, end_checkpoint
@@ -152,6 +153,38 @@ def test_an_older_checkpoint_opens_to_the_same_though_buckets_were_closed_since(
     newest = max((tmp_path / "a" / "checkpoint").iterdir())
     newest.write_bytes(b"damaged")
     assert replayed(tmp_path / "a", tmp_path / "b", keeps_checkpoints=True)[0] == before
+
+
+@pytest.mark.parametrize("is_replicated", [False, True])
+@pytest.mark.parametrize("damaged", [1, 2])
+def test_a_schedule_that_its_log_does_not_have_survives_damaged_checkpoints(tmp_path: Path, damaged: int, is_replicated: bool) -> None:
+    """Retention has deleted entries of messages that are still pending: without a checkpoint only the schedule's files have them."""
+    random, folder = Random(3), tmp_path / "a"
+    group = DelayStore(folder, is_replicated=is_replicated)
+    if is_replicated:
+        group.store.append_barrier(1)
+    for _ in range(2):
+        group.traffic(random, 60)
+        group.store.commit(group.store.index)
+        group.clock.now_ms += 2_000
+        files = begin_retention(group.store, SubjectConfig)
+        checkpoint(group.store)
+        end_retention(files)
+    assert group.store.messages.start > 0
+    before, held = known(group.schedule), contents(group.schedule)
+    group.store.close()
+    shutil.copytree(folder / "checkpoint", tmp_path / "copy")
+    files_before = {path.name: path.read_bytes() for path in (folder / "schedule").iterdir()}
+    for path in sorted((folder / "checkpoint").iterdir())[-damaged:]:
+        path.write_bytes(b"damaged")
+    with pytest.raises(LogDamaged, match="restore the checkpoint folder from a copy"):
+        DelayStore(folder, is_replicated=is_replicated)
+    assert {path.name: path.read_bytes() for path in (folder / "schedule").iterdir()} == files_before
+    shutil.rmtree(folder / "checkpoint")
+    shutil.copytree(tmp_path / "copy", folder / "checkpoint")
+    again = DelayStore(folder, is_replicated=is_replicated)
+    assert (known(again.schedule), contents(again.schedule)) == (before, held)
+    again.store.close()
 
 
 def feed(master: Store, slave: Store, bytes_max: int) -> bool:

@@ -41,6 +41,7 @@ from qmq.errors import (
     UnknownSubject,
 )
 from qmq.model import Order
+from qmq.server_name import ServerName
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
 
@@ -190,7 +191,8 @@ class FakeLinks(Links):
         self._world = world
         self.opened: dict[str, FakeConnection] = {}
 
-    async def _open(self, address: str) -> Any:
+    async def _open(self, place: tuple[str, ServerName]) -> Any:
+        address, _ = place
         await asyncio.sleep(WAY_S)
         name, _, epoch = address.partition(":")
         group = self._world.groups[name]
