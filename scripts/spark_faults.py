@@ -1,4 +1,5 @@
-"""Kill Spark drivers (SIGKILL, JVM included) at random times while they archive or write to the log; compare every row with the source.
+"""Kill Spark drivers (SIGKILL, JVM included), executors and tasks' processes at random times while they archive, write to the log, or copy
+a subject whose source grows, gets more broker groups and is purged; compare every row with the source.
 
 Exit status 1 if a row is missing, duplicated, or out of its key's order. `--seed` repeats a run's choices.
 """
@@ -10,6 +11,7 @@ import json
 import random
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,14 +21,15 @@ sys.path += [str(ROOT / "tests"), str(ROOT / "tests" / "spark"), str(ROOT / "exa
 from rich.console import Console  # noqa: E402
 from rich.progress import Progress  # noqa: E402
 from rich.table import Table  # noqa: E402
+from system.spark_copy_run import copy_run  # noqa: E402
 from system.spark_run import Outcome, archive_run, cluster, sink_run  # noqa: E402
 
-RUNS: Final = {"archive": archive_run, "sink": sink_run}
+RUNS: Final = {"archive": archive_run, "sink": sink_run, "copy": copy_run, "copy-files": partial(copy_run, files=True)}
 
 
 def figures(name: str, outcome: Outcome) -> dict[str, Any]:
     found: dict[str, Any] = {"rows": outcome.rows, "route changes": outcome.changes}
-    found |= {f"killed: {moment}": count for moment, count in outcome.moments.items()}
+    found |= {f"killed: {moment}": count for moment, count in outcome.moments.items()} | outcome.figures
     found["anomalies"] = outcome.anomalies[:20]
     return {f"{name}, {what}": value for what, value in found.items()}
 

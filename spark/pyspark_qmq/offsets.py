@@ -1,8 +1,9 @@
 """Offsets: the position of a read in each queue, and their JSON form for Spark and people. Pure.
 
-    {"bank": {"1@g1": 5000, "2@g2": 1200}, "orders": {"0@g1": 120, "0@g2": 77}}
+    {"bank": {"1@g1": 5000, "2@g2": 1200}, "orders": {"0@g1": 120, "0@g2": 77, "messagesPerTask": 40000}}
 
-An offset is the sequence of the next message. Rules:
+An offset is the sequence of the next message. In the offsets at which a micro-batch of a stream ends, `messagesPerTask` says where the
+micro-batch was cut into tasks (`planning.stream_tasks`). Rules:
 * Equal offsets have equal text, because Spark compares offsets as text: subjects and queues are sorted.
 * Users may write -2 for the earliest and -1 for the latest message, as for Kafka, and a bare partition number if only one broker group
   has the partition.
@@ -11,32 +12,59 @@ An offset is the sequence of the next message. Rules:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from pyspark_qmq.source_model import QueueKey, SourceQueue
 from qmq.errors import InvalidArgument
+from qmq.json_values import parse_json
+from qmq.text_numbers import INT64_MAX
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 _SPECIAL: Final = {-2: EARLIEST, -1: LATEST}
+_PER_TASK: Final = "messagesPerTask"
+"""Not a queue: queues begin with the partition's number. A stream of release 0.2 therefore refuses such offsets."""
 
 Offsets = Mapping[QueueKey, int]
 Given = str | Mapping[str, Mapping[str, int]]
 """Offsets given by a user: `earliest`, `latest`, or subject → queue → sequence."""
 
 
-def to_json(offsets: Offsets) -> dict[str, dict[str, int]]:
+def to_json(offsets: Offsets, per_task: Mapping[str, int] | None = None) -> dict[str, dict[str, int]]:
+    """`per_task`: for streams, the messages per task of each subject with offsets."""
     found: dict[str, dict[str, int]] = {}
     for key in sorted(offsets):
         found.setdefault(key.subject, {})[key.within] = offsets[key]
+    for subject, messages in (per_task or {}).items():
+        found[subject][_PER_TASK] = messages
+    return found
+
+
+def sequence_of(found: object) -> int:
+    """A sequence that was read as JSON. Raises InvalidArgument."""
+    if type(found) is not int or not 0 <= found <= INT64_MAX:
+        raise InvalidArgument(f"{found!r:.100} is not a sequence")
     return found
 
 
 def of_json(found: Mapping[str, Mapping[str, int]]) -> dict[QueueKey, int]:
     """The inverse. Raises InvalidArgument."""
-    return {QueueKey.parse(subject, within): int(sequence) for subject, queues in found.items() for within, sequence in queues.items()}
+    return {
+        QueueKey.parse(subject, within): sequence_of(sequence)
+        for subject, queues in found.items()
+        for within, sequence in queues.items()
+        if within != _PER_TASK
+    }
+
+
+def per_task_of_json(found: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+    """The messages per task of each subject that has them; offsets of release 0.2 have none. Raises InvalidArgument."""
+    per_task = {subject: queues[_PER_TASK] for subject, queues in found.items() if _PER_TASK in queues}
+    for subject, messages in per_task.items():
+        if not isinstance(messages, int) or isinstance(messages, bool) or messages < 1:
+            raise InvalidArgument(f"the stream's checkpoint is damaged: {_PER_TASK} of subject {subject!r} is {messages!r}")
+    return per_task
 
 
 def parse_given(option: str, text: str) -> Given:
@@ -45,16 +73,18 @@ def parse_given(option: str, text: str) -> Given:
     if word in (EARLIEST, LATEST):
         return word
     try:
-        found: Any = json.loads(text)
+        found: Any = parse_json(text)
     except ValueError:
         raise InvalidArgument(f'{option} is earliest, latest, or JSON such as {{"orders":{{"0@g1":23}}}}, not {text!r}') from None
     if not isinstance(found, dict) or not all(isinstance(each, dict) for each in found.values()):
         raise InvalidArgument(f'{option} must map subjects to queues to sequences, such as {{"orders":{{"0@g1":23}}}}, not {text!r}')
+    given: dict[str, dict[str, int]] = {}
     for subject, queues in found.items():
-        for within, sequence in queues.items():
+        given[subject] = {within: at for within, at in queues.items() if within != _PER_TASK}
+        for within, sequence in given[subject].items():
             if not isinstance(sequence, int) or isinstance(sequence, bool) or sequence < -2:
                 raise InvalidArgument(f"{option}: {subject}/{within} must be a sequence, -1 (latest) or -2 (earliest), not {sequence!r}")
-    return found
+    return given
 
 
 def resolve(option: str, given: Given, queues: Iterable[SourceQueue], default: str) -> dict[QueueKey, int]:

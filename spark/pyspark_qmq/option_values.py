@@ -6,12 +6,12 @@ Names are case-insensitive. An unknown name is refused with the nearest known on
 from __future__ import annotations
 
 import difflib
-import json
-import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from qmq.errors import InvalidArgument
+from qmq.json_values import parse_json
+from qmq.text_numbers import INT64_MAX, whole_number
 
 
 class OptionValues:
@@ -37,10 +37,11 @@ class OptionValues:
         if not self.has(name):
             return None
         text = self.text(name)
-        if not re.fullmatch(r"\d{1,18}", text) or int(text) < least or (most is not None and int(text) > most):
+        found = whole_number(text, INT64_MAX if most is None else most, least)
+        if found is None:
             wanted = f"of {least} or more" if most is None else f"from {least} to {most}"
-            raise InvalidArgument(f"option {name} must be an integer {wanted}, not {text!r}")
-        return int(text)
+            raise InvalidArgument(f"option {name} must be an integer {wanted}, not {text[:100]!r}")
+        return found
 
     def flag(self, name: str, default: bool) -> bool:
         text = self.text(name, str(default)).lower()
@@ -61,7 +62,7 @@ class OptionValues:
     def json(self, name: str) -> Any:
         """The value, parsed as JSON."""
         try:
-            return json.loads(self.text(name))
+            return parse_json(self.text(name))
         except ValueError as cause:
             raise InvalidArgument(f"option {name} is not JSON: {cause}") from None
 

@@ -2,15 +2,21 @@
 
 Rules:
 * A piece belongs to one queue, so a task never mixes partitions.
-* In a stream, a partition of an ordered subject is one piece, so that a task returns its messages in order. Other queues are split by size,
-  so that a large queue keeps all cores busy.
+* A batch read splits queues by size, so that a large queue keeps all cores busy.
+* The tasks of a micro-batch follow from its offsets alone: their number, their order, and the messages of each. A sink numbers rows by
+  their place in a task, so a micro-batch that is repeated with other tasks would lose rows and store others twice. The sizes of a queue's
+  messages, its oldest message and the known routes change between two attempts; they are considered once, when the end of the micro-batch
+  is decided, and `per_task` in the end offset keeps the result.
+* In a stream, a partition of an ordered subject is one piece, so that a task returns its messages in order.
 * A selection of exact keys on an ordered subject determines logical partitions: other partitions and other batches are not read. This does
   not hold for best-effort order, where a message may be in a partition that does not have its key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from math import ceil
 from typing import Final, NamedTuple
 
 from qmq_ordering.hashing import logical_partition
@@ -58,11 +64,8 @@ PLAN: Final = Plan()
 def ranges(start: Offsets, end: Offsets, queues: Mapping[QueueKey, SourceQueue], *, skips_lost: bool) -> list[PlannedRange]:
     """The non-empty ranges between two offsets. Raises MessagesExpired if retention deleted some messages, unless these are skipped."""
     found: list[PlannedRange] = []
-    for key in sorted(end):
-        first, last = start.get(key, 0), end[key]
+    for key, first, last in _between(start, end):
         oldest = queues[key].start if key in queues else first
-        if first >= last:
-            continue
         if first < oldest and not skips_lost:
             raise lost(key, first, oldest)
         if max(first, oldest) < last:
@@ -71,24 +74,93 @@ def ranges(start: Offsets, end: Offsets, queues: Mapping[QueueKey, SourceQueue],
 
 
 def lost(key: QueueKey, needed: int, oldest: int) -> MessagesExpired:
-    """The error that names the messages deleted by retention."""
+    """The error that names the messages that are no longer kept."""
     return MessagesExpired(
-        f"messages {needed} to {oldest - 1} of {key} were deleted by retention (the oldest kept is {oldest}); to continue with the "
-        "remaining messages: option failOnDataLoss=false; to keep them longer: the subject's retention"
+        f"messages {needed} to {oldest - 1} of {key} were deleted by retention, with the subject, or by a purge, which takes the last of "
+        f"these sequences itself (the oldest kept is {oldest}); to continue with the remaining messages: option failOnDataLoss=false; to "
+        "keep them longer: the subject's retention"
     )
 
 
 def tasks(log: CommittedLog, topology: Topology, wanted: Iterable[PlannedRange], plan: Plan, selection: ReadSelection) -> list[ReadTask]:
     """The tasks for these ranges. Raises as `CommittedLog.pieces`."""
     wanted = [each for each in wanted if may_match(each.queue, topology, selection)]
-    size = sum((each.end - each.first) * bytes_per_message(topology.queues[each.queue]) for each in wanted if each.queue in topology.queues)
-    bytes_max = max(min(plan.piece_bytes_max, int(size / plan.pieces_min) + 1), 1)
+    bytes_max = _bytes_max(topology, wanted, plan)
     found: list[ReadTask] = []
     for each in wanted:
         is_ordered = each.queue.partition > 0
         limit = _WHOLE if is_ordered and plan.keeps_order else bytes_max
         found += [_task(piece, topology, selection) for piece in log.pieces(each.queue, each.first, each.end, limit)]
     return found
+
+
+def _bytes_max(topology: Topology, wanted: Iterable[PlannedRange], plan: Plan) -> int:
+    """The bytes per task: fewer than planned if there would be too few tasks."""
+    size = sum((each.end - each.first) * bytes_per_message(topology.queues[each.queue]) for each in wanted if each.queue in topology.queues)
+    return max(min(plan.piece_bytes_max, int(size / plan.pieces_min) + 1), 1)
+
+
+# --- streams -----------------------------------------------------------------------------------------------------------
+
+
+def per_task(topology: Topology, start: Offsets, end: Offsets, plan: Plan) -> dict[str, int]:
+    """The messages per task of each unordered subject with messages between the offsets, by the average sizes of its messages now."""
+    wanted = list(_between(start, end))
+    bytes_max = _bytes_max(topology, wanted, plan)
+    counts: dict[str, int] = {}
+    sizes: dict[str, float] = {}
+    for each in wanted:
+        if each.queue.partition == 0:
+            subject, count = each.queue.subject, each.end - each.first
+            counts[subject] = counts.get(subject, 0) + count
+            sizes[subject] = sizes.get(subject, 0.0) + count * bytes_per_message(topology.queues[each.queue])
+    return {subject: max(int(count * bytes_max / max(sizes[subject], 1.0)), 1) for subject, count in counts.items()}
+
+
+def stream_tasks(
+    log: CommittedLog,
+    topology: Topology,
+    start: Offsets,
+    end: Offsets,
+    per_task: Mapping[str, int],
+    selection: ReadSelection,
+    *,
+    skips_lost: bool,
+) -> list[ReadTask | None]:
+    """The tasks of a micro-batch, by offsets and `per_task` alone; None: a task without rows, which keeps its place.
+
+    Raises MessagesExpired, and as `CommittedLog.pieces`.
+    """
+    found: list[ReadTask | None] = []
+    for each in _between(start, end):
+        key, queue = each.queue, topology.queues.get(each.queue)
+        oldest = queue.start if queue is not None else each.first
+        if each.first < oldest and not skips_lost:
+            raise lost(key, each.first, oldest)
+        for first, last in _cut(each, per_task[key.subject] if key.partition == 0 else _WHOLE):
+            kept = log.pieces(key, max(first, oldest), last, _WHOLE) if may_match(key, topology, selection) else []
+            found.append(_task(kept[0], topology, selection) if kept else None)
+    return found
+
+
+def are_cut(start: Offsets, end: Offsets, per_task: Mapping[str, int]) -> bool:
+    """Whether the end offsets say where to cut the micro-batch. Those that release 0.2 wrote do not, for an unordered subject."""
+    return all(each.queue.partition > 0 or each.queue.subject in per_task for each in _between(start, end))
+
+
+def _between(start: Offsets, end: Offsets) -> Iterator[PlannedRange]:
+    """The ranges between two offsets, whether or not their messages are still kept."""
+    for key in sorted(end):
+        if start.get(key, 0) < end[key]:
+            yield PlannedRange(key, start.get(key, 0), end[key])
+
+
+def _cut(whole: PlannedRange, messages_max: int) -> Iterator[tuple[int, int]]:
+    """Cut a range into the fewest parts of nearly the same number of messages, at most `messages_max`."""
+    count = whole.end - whole.first
+    parts = ceil(count / messages_max)
+    marks = [whole.first + count * each // parts for each in range(parts + 1)]
+    return pairwise(marks)
 
 
 def _task(piece: QueuePiece, topology: Topology, selection: ReadSelection) -> ReadTask:

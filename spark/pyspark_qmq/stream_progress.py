@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from pyspark_qmq.offsets import of_json
 from pyspark_qmq.source_model import QueueKey
+from qmq.errors import InvalidArgument
+from qmq.json_values import parse_json
 
 
 def lag(progress: Any) -> int:
@@ -21,7 +24,7 @@ def lag(progress: Any) -> int:
 
 def lag_by_queue(source: Mapping[str, Any]) -> dict[QueueKey, int]:
     """The same for one source (`progress["sources"][0]`), by queue."""
-    latest, end = (of_json(_parsed(source.get(name))) for name in ("latestOffset", "endOffset"))
+    latest, end = (_parsed(source.get(name)) for name in ("latestOffset", "endOffset"))
     return {key: max(sequence - end.get(key, 0), 0) for key, sequence in latest.items()}
 
 
@@ -30,9 +33,10 @@ def _sources(progress: Any) -> list[Mapping[str, Any]]:
     return list(found["sources"])
 
 
-def _parsed(value: Any) -> Mapping[str, Mapping[str, int]]:
+def _parsed(value: Any) -> dict[QueueKey, int]:
     """The offsets; empty for another data source, whose offsets have another format."""
-    if isinstance(value, str):
-        value = json.loads(value or "{}")
-    is_ours = isinstance(value, Mapping) and all(isinstance(each, Mapping) for each in value.values())
-    return value if is_ours else {}
+    with suppress(ValueError, InvalidArgument):
+        found = parse_json(value or "{}") if isinstance(value, str) else value
+        if isinstance(found, Mapping) and all(isinstance(each, Mapping) for each in found.values()):
+            return of_json(found)
+    return {}

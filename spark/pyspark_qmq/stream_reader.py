@@ -2,15 +2,15 @@
 
 One reader lives in the driver for the whole query. Rules:
 * `latestOffset` never exceeds the committed end, nor the border of a route change (`admission.admit`).
-* `partitions` depends only on its arguments and the immutable log, so a repeated micro-batch has the same rows. After a crash, Spark calls
-  it without asking for an offset first.
+* The tasks that `partitions` returns follow from its arguments alone, and their rows from the immutable log, so a repeated micro-batch has
+  the same tasks and the same rows (docs/SPARK.md). After a crash, Spark calls it without asking for an offset first, in another driver.
 * The first offset is decided once, because Spark asks for it twice at a fresh start, and the latest offset may change in between.
 * The reader does not rely on `commit` or `stop`, which Spark may never call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -27,7 +27,7 @@ from pyspark_qmq import admission, offsets
 from pyspark_qmq.admission import Limit
 from pyspark_qmq.log_opening import address_of, forget, log_at
 from pyspark_qmq.log_reader import TaskPartition
-from pyspark_qmq.planning import ranges, tasks
+from pyspark_qmq.planning import ReadTask, are_cut, per_task, ranges, stream_tasks, tasks
 from pyspark_qmq.read_options import ReadOptions
 from pyspark_qmq.read_ranges import look, read_task, starts
 from pyspark_qmq.source_model import QueueKey, Topology
@@ -70,7 +70,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the micro-batch that begins at `start`. Raises what `initialOffset` raises, and MessagesExpired."""
         topology = self._look()
         self._newest = offsets.to_json(_ends(topology))
-        return offsets.to_json(admission.admit(topology, offsets.of_json(start), self._limit(limit), self._until))
+        begin = offsets.of_json(start)
+        end = admission.admit(topology, begin, self._limit(limit), self._until)
+        return offsets.to_json(end, offsets.per_task_of_json(start) | per_task(topology, begin, end, self._asked.plan))
 
     def _limit(self, limit: ReadLimit) -> Limit:
         """The limit. The engine passes its own, and only one if both limits were given."""
@@ -85,9 +87,15 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks of a micro-batch. Raises MessagesExpired if retention deleted messages of it; NotConnected, LogDamaged."""
-        asked, topology = self._asked, self._look()
-        wanted = ranges(offsets.of_json(start), offsets.of_json(end), topology.queues, skips_lost=asked.skips_lost)
-        return [TaskPartition(each) for each in tasks(log_at(self._address), topology, wanted, asked.plan, asked.selection)]
+        topology = self._look()
+        first, last, cuts = offsets.of_json(start), offsets.of_json(end), offsets.per_task_of_json(end)
+        asked, log = self._asked, log_at(self._address)
+        found: Sequence[ReadTask | None]
+        if are_cut(first, last, cuts):
+            found = stream_tasks(log, topology, first, last, cuts, asked.selection, skips_lost=asked.skips_lost)
+        else:  # Release 0.2 planned this micro-batch, and cut it by the sizes of then. If they changed since, the sink refuses the rows.
+            found = tasks(log, topology, ranges(first, last, topology.queues, skips_lost=asked.skips_lost), asked.plan, asked.selection)
+        return [TaskPartition(each) for each in found]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Does nothing, because messages stay in the log."""

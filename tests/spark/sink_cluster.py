@@ -14,6 +14,7 @@ import numpy as np
 from pyspark_qmq.sink.core_requests import Ask, Locate, LookedUp, SubjectCore, Where
 from pyspark_qmq.sink.packets import Load, Packet
 from pyspark_qmq.sink.row_identity import RowTarget, RowWriter
+from pyspark_qmq.sink.row_prints import Prints
 from pyspark_qmq.source_model import RoutePartition, Routes
 from qmq_ordering.route import LpRange
 
@@ -23,12 +24,19 @@ LPS = 16
 KEYS = 12
 
 
+def contents_of(load: Load) -> Prints:
+    """The fingerprints of rows: their messages, which the load carries as its chunk."""
+    found: Prints = np.asarray(load.chunk, np.uint64)[load.rows] + np.uint64(1)
+    return found
+
+
 @dataclass
 class Stored:
     producer_id: int
     number: int
     rows: list[tuple[int, int]]
     """(epoch, row) of each."""
+    contents: Prints
     packet: object
     """Whose bytes these are: another packet of the same rows has other times."""
 
@@ -44,7 +52,8 @@ class Queue:
     kept: int = 0
     """Batches before this one were taken by retention."""
 
-    def produce(self, producer_id: int, number: int, rows: list[tuple[int, int]], packet: object, *, is_ordered: bool) -> None:
+    def produce(self, producer_id: int, request: Request, *, is_ordered: bool) -> None:
+        number, packet = request.number, request.packet
         mine = {each.number: each for each in self.batches if each.producer_id == producer_id}
         if number in mine:
             if not is_ordered and mine[number].packet is not packet:
@@ -56,7 +65,7 @@ class Queue:
             raise ReadOnly("drained")
         if is_ordered and number != max(mine, default=-1) + 1:
             raise OutOfSequence(f"{number} of {mine}")
-        self.batches.append(Stored(producer_id, number, rows, packet))
+        self.batches.append(Stored(producer_id, number, request.rows, contents_of(packet.load), packet))
 
     def of(self, producer_id: int) -> list[Stored]:
         return [each for each in self.batches if each.producer_id == producer_id]
@@ -78,6 +87,8 @@ class Cluster:
         self.random = random_
         self.groups = groups
         self.is_ordered = is_ordered
+        self.shows_later = True
+        """Whether lookups say that there are rows of later epochs."""
         self.queues: dict[RowTarget, Queue] = {}
         self.routes: list[Routes] = []
         self.ghosts: list[Request] = []
@@ -156,10 +167,19 @@ class Cluster:
         mine = queue.of(writer.producer_id(ask.target))
         if not self.is_ordered:
             begin, end = writer.numbers_begin, writer.numbers_end
-            return LookedUp(runs={each.number - begin: len(each.rows) for each in mine if begin <= each.number < end})
+            runs = {each.number - begin: each.contents for each in mine if begin <= each.number < end}
+            return LookedUp(runs=runs, has_later=self.shows_later and any(each.number >= end for each in mine))
         number = max([each.number for each in mine], default=-1) + 1
-        rows = [row for each in mine if each.number >= ask.from_number for epoch, row in each.rows if epoch == writer.epoch]
-        return LookedUp(number, rows=np.array(sorted(rows), np.int64))
+        rows = {
+            row: content
+            for each in mine
+            if each.number >= ask.from_number
+            for (epoch, row), content in zip(each.rows, each.contents.tolist(), strict=True)
+            if epoch == writer.epoch
+        }
+        prints = np.array([rows[row] for row in sorted(rows)], np.uint64)
+        has_later = self.shows_later and any(epoch > writer.epoch for each in mine for epoch, _ in each.rows)
+        return LookedUp(number, rows=np.array(sorted(rows), np.int64), prints=prints, has_later=has_later)
 
     def process(self, request: Request) -> QmqError | None:
         packet = request.packet
@@ -167,7 +187,7 @@ class Cluster:
             if self.random.random() < 0.05:
                 raise Overloaded("too much")
             producer_id = request.writer.producer_id(packet.to)
-            self.queue(packet.to).produce(producer_id, request.number, request.rows, packet, is_ordered=self.is_ordered)
+            self.queue(packet.to).produce(producer_id, request, is_ordered=self.is_ordered)
         except QmqError as failure:
             return failure
         return None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -252,15 +254,26 @@ def test_days_that_are_not_over_are_left_alone(lake: Lake) -> None:
     assert list(table_maintenance.compact(table, datetime.now(UTC).date())) == []
 
 
+def test_a_clock_that_is_ahead_expires_neither_snapshots_nor_files_of_a_writer(lake: Lake, tmp_path: Path) -> None:
+    table = filled(lake)
+    snapshots = len(table.iceberg.metadata.snapshots)
+    (leftover := tmp_path / "warehouse/qmq/bank/data/day=2026-01-01").mkdir()
+    (leftover / "uncommitted.parquet").write_bytes(b"a writer is about to commit it")
+    done = table_maintenance.expire(table, datetime.now(UTC) + timedelta(days=365), timedelta(days=5))
+    assert (done.snapshots, done.files, len(table.iceberg.metadata.snapshots)) == (0, 0, snapshots)
+    assert (leftover / "uncommitted.parquet").exists()
+
+
 def test_expiry_deletes_what_no_snapshot_names_and_nothing_else(lake: Lake, tmp_path: Path) -> None:
     table = filled(lake)
     list(table_maintenance.compact(table, tomorrow()))
     before = lake.rows("bank")
     (leftover := tmp_path / "warehouse/qmq/bank/data/day=2026-01-01").mkdir()
     (leftover / "crashed.parquet").write_bytes(b"half a file")
-    later = datetime.now(UTC) + timedelta(days=10)
     assert table_maintenance.expire(table, datetime.now(UTC), timedelta()).files == 0  # all are younger than a day
-    done = table_maintenance.expire(table, later, timedelta(days=5))
+    for path in tmp_path.rglob("*.parquet"):
+        os.utime(path, (time.time() - 10 * 86_400,) * 2)
+    done = table_maintenance.expire(table, datetime.now(UTC), timedelta())
     assert done.snapshots + len(table.iceberg.metadata.snapshots) >= 1
     assert len(list(tmp_path.rglob("*.parquet"))) == 1
     assert lake.rows("bank").equals(before)

@@ -122,8 +122,8 @@ def test_ids_and_numbers_say_which_row_it_is() -> None:
     ids = writer.message_ids(rows)
     assert [bytes(each)[8:].hex() for each in ids] == ["0001000200000000", "0001000200000007", "00010002ffffffff"]
     assert str(MessageId.parse(bytes(ids[1]).hex())) == bytes(ids[1]).hex()
-    found, epoch = writer.read_ids(ids)
-    assert (found.tolist(), epoch) == (rows.tolist(), 0x1_0002)
+    found, epoch, where = writer.read_ids(ids)
+    assert (found.tolist(), epoch, where.all()) == (rows.tolist(), 0x1_0002, True)
     assert RowWriter("query", 3, 9).read_ids(ids)[0].tolist() == []
     assert RowWriter("query", 4, 0x1_0002).read_ids(ids)[1] == -1
     assert writer.number_of(7) == 2 << 32 | 7

@@ -128,7 +128,7 @@ def test_after_a_number_conflict_stored_packets_are_found_and_not_sent_again() -
     found.answered(third, 1, OutOfSequence("x"), 0.0)
     assert found.wants_look
     done = Done()
-    done.add(np.array([0]), frozenset())
+    done.add(np.array([0]), np.zeros(1, np.uint64), frozenset())
     assert found.looked(42, done, 0.0) == 1
     assert [packet.number for packet in found.flight] == [42, 43]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 from sink_node import NodeThread, node_thread
 from support import eventually
+
+import qmq
 
 HERE = Path(__file__).parent
 FILES, LINES = (6, 1_000) if forms.FORM == "all" else (4, 500)
@@ -55,10 +58,48 @@ def test_a_batch_that_is_written_again_under_its_txn_id_is_stored_once(spark: Sp
     assert node.bodies("loaded") == sorted(b"%d" % row for row in range(1_000))
 
 
+def test_a_batch_written_again_by_fewer_tasks_says_that_rows_may_be_there_twice(spark: SparkSession, node: NodeThread) -> None:
+    for subject, partitions in {"fewer": 0, "fewer-in-order": 2}.items():
+        node.create(subject, partitions=partitions)
+        rows = spark.range(0, 1_000, numPartitions=4).select(f.col("id").cast("string").alias("body"), f.lit("k").alias("key"))
+        options = {"qmq.servers": node.address, "subject": subject, "qmq.txnId": "load-2"}
+        rows.write.format("qmq").mode("append").options(**options).save()
+        with pytest.raises(PySparkException, match=r"stored rows of Spark partition 1 in 'fewer.*perhaps twice"):
+            rows.coalesce(1).write.format("qmq").mode("append").options(**options).save()
+
+
 def test_a_column_that_no_message_has_is_refused_before_anything_is_written(spark: SparkSession, node: NodeThread) -> None:
     wrong = spark.range(1).select(f.lit("x").alias("body"), f.lit("k").alias("kye"))
     with pytest.raises((AnalysisException, PySparkException), match="did you mean 'key'"):
         wrong.write.format("qmq").mode("append").option("qmq.servers", node.address).option("subject", "flights").save()
+
+
+@pytest.mark.long
+def test_a_stream_whose_checkpoint_is_put_back_ends_and_stores_nothing_twice(spark: SparkSession, node: NodeThread, tmp_path: Path) -> None:
+    node.create("in")
+    node.create("out")
+    checkpoint, older = tmp_path / "checkpoint", tmp_path / "older"
+
+    def copy(messages: range) -> None:
+        async def send() -> None:
+            async with qmq.connect(node.address) as mq:
+                await mq.send_many("in", [b"%03d" % number for number in messages])
+
+        node.run(send())
+        rows = spark.readStream.format("qmq").option("qmq.servers", node.address).option("subscribe", "in")
+        writer = rows.option("startingOffsets", "earliest").load().select("body").writeStream.format("qmq")
+        writer = writer.option("qmq.servers", node.address).option("subject", "out").option("checkpointLocation", str(checkpoint))
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    copy(range(50))
+    shutil.copytree(checkpoint, older)
+    copy(range(50, 80))
+    copy(range(80, 110))
+    shutil.rmtree(checkpoint)
+    shutil.copytree(older, checkpoint)
+    with pytest.raises(PySparkException, match="the checkpoint is an older copy"):
+        copy(range(110, 120))
+    assert node.bodies("out") == [b"%03d" % number for number in range(110)]
 
 
 @pytest.mark.long

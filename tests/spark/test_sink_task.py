@@ -12,14 +12,17 @@ import pyarrow as pa
 import pytest
 from pyspark_qmq.servers.blocking_connection import BlockingConnection
 from pyspark_qmq.servers.server_address import ServerAddress
-from pyspark_qmq.sink.core_requests import Ask, LookedUp, Where
+from pyspark_qmq.sink.core_requests import Ask, Look, LookedUp, Where
+from pyspark_qmq.sink.dedup_lookup import look
 from pyspark_qmq.sink.row_identity import RowTarget, RowWriter
 from pyspark_qmq.sink.sink_cluster import SinkCluster
 from pyspark_qmq.sink.write_task import Counts
 from sink_node import NodeThread, node_thread, record_batches, write
 from support import NodeProcess
 
-from qmq.errors import InvalidArgument, NotConnected, OrderMismatch, UnknownSubject
+from qmq.errors import AccessDenied, InvalidArgument, NotConnected, OrderMismatch, UnknownSubject
+from qmq.wire import frame_payloads as wire
+from qmq.wire.frame import FrameKind
 
 ROWS = 1_000
 BODIES = [b"%04d" % row for row in range(ROWS)]
@@ -282,6 +285,68 @@ def test_rows_that_changed_between_two_attempts_are_noticed(node: NodeThread, cl
             continue
         with pytest.raises(InvalidArgument, match="not deterministic"):
             write(cluster, "body binary, subject string", batches)
+
+
+Columns = dict[str, tuple[str, list[Any]]]
+KINDS: dict[str, Columns] = {
+    "plain": {},
+    "ordered": {"key": ("binary", KEYS)},
+    "own-ids": {"message_id": ("string", [f"{row:032x}" for row in range(ROWS)])},
+    "ordered-own-ids": {"key": ("binary", KEYS), "message_id": ("string", [f"{row:032x}" for row in range(ROWS)])},
+    "delayed": {"delay_ms": ("bigint", [3_600_000] * ROWS)},
+}
+TYPES = {"binary": pa.binary(), "string": pa.string(), "bigint": pa.int64()}
+
+
+@pytest.mark.parametrize("moved", [range(500), range(100, 900), range(20, ROWS)], ids=["shorter", "moved", "front-lost"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_repetition_with_other_rows_than_those_stored_is_refused(node: NodeThread, cluster: SinkCluster, kind: str, moved: range) -> None:
+    subject, own_ids = f"refused-{kind}-{moved.start}", "own-ids" in kind
+    node.create(subject, partitions=2 if kind.startswith("ordered") else 0)
+    columns = {"body": ("binary", BODIES), **KINDS[kind]}
+    schema, writer = ", ".join(f"{name} {each[0]}" for name, each in columns.items()), RowWriter("query", 0, has_own_ids=own_ids)
+
+    def rows(which: range) -> list[pa.RecordBatch]:
+        return record_batches({name: pa.array([values[at] for at in which], TYPES[kind]) for name, (kind, values) in columns.items()})
+
+    assert write(cluster, schema, rows(range(700)), writer=writer, subject=subject, batchMessages="30").rows == 700
+    with pytest.raises(InvalidArgument, match="an earlier attempt of this epoch stored row"):
+        write(cluster, schema, rows(moved), writer=writer, subject=subject, batchMessages="30")
+    assert write(cluster, schema, rows(range(ROWS)), writer=writer, subject=subject, batchMessages="70").found >= 700, "the same plan"
+    assert (pending(node, subject) if kind == "delayed" else node.bodies(subject)) == BODIES
+
+
+@pytest.mark.parametrize("kind", ["plain", "ordered", "own-ids", "delayed"])
+def test_an_older_checkpoint_is_refused_unless_its_epochs_have_the_same_rows(node: NodeThread, cluster: SinkCluster, kind: str) -> None:
+    subject = f"put-back-{kind}"
+    node.create(subject, partitions=2 if kind == "ordered" else 0)
+    columns = {"body": ("binary", BODIES), **KINDS[kind]}
+    schema = ", ".join(f"{name} {each[0]}" for name, each in columns.items())
+
+    def epoch(number: int, which: range) -> Counts:
+        rows = record_batches({name: pa.array([values[at] for at in which], TYPES[of]) for name, (of, values) in columns.items()})
+        writer = RowWriter("query", 0, number, has_own_ids=kind == "own-ids")
+        return write(cluster, schema, rows, writer=writer, subject=subject, batchMessages="30")
+
+    for number in range(4):
+        epoch(number, range(number * 100, number * 100 + 100))
+    assert epoch(1, range(100, 200)).found == 100, "the same rows"
+    with pytest.raises(InvalidArgument, match="the checkpoint is an older copy"):
+        epoch(1, range(100, 400))
+    assert (pending(node, subject) if kind == "delayed" else node.bodies(subject)) == BODIES[:400]
+
+
+def test_a_sink_that_must_not_browse_knows_stored_rows_by_their_numbers() -> None:
+    writer = RowWriter("query", 0, 2)
+
+    def call(kind: int, payload: bytes) -> memoryview:
+        if kind == FrameKind.FETCH:
+            raise AccessDenied("may not browse")
+        before = wire.Find.unpack(memoryview(payload)).before
+        return memoryview(wire.FoundBatches([[writer.number_of(7), 70, 3]] if before > writer.number_of(7) else []).pack())
+
+    found = look(Look(RowTarget("s", 0, "g1")), writer, call)
+    assert {first: prints.tolist() for first, prints in found.runs.items()} == {7: [0, 0, 0]}
 
 
 def test_a_cluster_that_is_away_fails_the_task_when_its_patience_ends() -> None:

@@ -66,7 +66,9 @@ class Stream:
 
     def offsets(self, number: int) -> Any:
         """The offsets in the checkpoint of a micro-batch."""
-        return json.loads((self.folder / "checkpoint" / "offsets" / str(number)).read_text().splitlines()[-1])
+        found = json.loads((self.folder / "checkpoint" / "offsets" / str(number)).read_text().splitlines()[-1])
+        assert all(queues.pop("messagesPerTask") > 0 for queues in found.values()), "of an unordered subject: where it was cut into tasks"
+        return found
 
 
 def test_a_stream_continues_where_its_checkpoint_ends_and_gives_each_message_once(

@@ -16,6 +16,7 @@ from google_crc32c import value as crc32c
 
 from qmq.errors import CorruptBatch, LogDamaged
 from qmq.log.actions import PlanAction, decode_actions
+from qmq.log.checked_payload import UNREADABLE
 
 VERSION: Final = 1
 ROW_BYTES: Final = 16
@@ -63,7 +64,7 @@ def of_checkpoint(projection: Any) -> ScheduleContents:
             BucketFiles(name_of(number, bucket_ms), number, number * bucket_ms, log, messages, done, tuple(planned.get(number, ())))
             for number, log, messages, done, _ in _BUCKET.iter_unpack(buckets)
         ]
-    except (TypeError, ValueError, error, CorruptBatch) as cause:
+    except (TypeError, ValueError, OverflowError, OSError, error, CorruptBatch) as cause:
         raise LogDamaged(f"the checkpoint's schedule cannot be read ({cause})") from cause
     return ScheduleContents(index, tuple(rows))
 
@@ -72,7 +73,11 @@ def of_mark(data: bytes) -> ScheduleContents | None:
     """Parse the file `adopted.qms`, which describes schedule files that came from another replica. None if it is incomplete."""
     if data[:4] != _MARK_MAGIC or int(crc32c(data[8:])).to_bytes(4, "little") != data[4:8]:
         return None
-    return of_checkpoint(msgspec.msgpack.decode(data[8:]))
+    try:
+        projection = msgspec.msgpack.decode(data[8:])
+    except UNREADABLE as cause:
+        raise LogDamaged(f"the mark of the schedule's files cannot be read ({cause})") from cause
+    return of_checkpoint(projection)
 
 
 def name_of(bucket: int, bucket_ms: int) -> str:

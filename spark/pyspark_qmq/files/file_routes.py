@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +10,7 @@ from qmq_ordering.route import LpRange
 
 from pyspark_qmq.source_model import QueueKey, RoutePartition, Routes, SourceQueue
 from qmq.errors import InvalidArgument
+from qmq.json_values import parse_json
 from qmq.model import Order
 
 FORMAT: Final = "qmq-routes"
@@ -23,13 +23,13 @@ def read_routes(path: str) -> dict[str, Routes]:
         return parse_routes(Path(path).read_bytes())
     except OSError as cause:
         raise InvalidArgument(f"qmq.routes: {path} cannot be read ({cause.strerror}): `qmq route export` writes such a file") from cause
-    except (ValueError, KeyError, TypeError) as cause:
+    except (ValueError, KeyError, TypeError, AttributeError) as cause:
         raise InvalidArgument(f"qmq.routes: {path} is not what `qmq route export` writes ({cause!r}): export the routes again") from cause
 
 
 def parse_routes(data: bytes | str) -> dict[str, Routes]:
     """The routes in the file's content. Raises ValueError, KeyError, TypeError."""
-    found = json.loads(data)
+    found = parse_json(data)
     if found["format"] != FORMAT or found["version"] != VERSION:
         raise ValueError(f"format {found['format']!r}, version {found['version']!r}")
     return {each["subject"]: _routes(each) for each in found["subjects"]}

@@ -171,7 +171,7 @@ class FolderIndex:
                 said = command_messages.read(bytes(found.mapped.region(found.position, envelope)), base)
                 if isinstance(said, QueueErasure):
                     sealed_at = queue.sealed_at if said is QueueErasure.PURGE else None
-                    erased = QueueIndex(base + 1, base + 1, last_append_ms=envelope.append_time_ms, sealed_at=sealed_at)
+                    erased = QueueIndex(base, base + 1, last_append_ms=envelope.append_time_ms, sealed_at=sealed_at, mark=base)
                     self.queues[found.subject, header.partition] = erased
                 else:
                     queue.seal(base, envelope.append_time_ms)

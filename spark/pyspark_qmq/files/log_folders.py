@@ -10,7 +10,6 @@ A store with a schedule belongs to a delay group. It has pending messages for su
 from __future__ import annotations
 
 import glob
-import json
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from qmq.errors import InvalidArgument, QmqError
+from qmq.json_values import parse_json
 from qmq.model import check_name
 
 _STORE: Final = "broker"
@@ -120,7 +120,7 @@ def _group_of(store: Path, *, is_delay: bool) -> str:
 def _replica_group(path: Path) -> str:
     """Raises InvalidArgument."""
     try:
-        return str(json.loads(json.loads(path.read_bytes())["content"])["group"])
+        return str(parse_json(parse_json(path.read_bytes())["content"])["group"])
     except (OSError, ValueError, KeyError, TypeError) as cause:
         raise InvalidArgument(f"{path} does not name the folder's broker group ({cause}): restore it from a copy") from cause
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qmq.log.checkpoint import QueueState
+from qmq.log.command_messages import COMMAND_PRODUCER
 from qmq.log.consume_log import ENTRY_BYTES, ENTRY_TYPE, FILE_ENTRIES, SUFFIX, digest
 from qmq.model import Partition, QueueId
 from qmq.targeted import LOOK_INSIDE
@@ -57,8 +58,8 @@ class Persisted:
         queue = QueueId(state.snapshot[0], Partition(state.snapshot[1]))
         return cls(folder, digest(queue), state.first_entry, state.persisted, state.tail, state.snapshot[2], until)
 
-    def load(self) -> Entries:
-        """Read the whole consume log. Raises IndexLost."""
+    def load(self, start: int) -> tuple[Entries, int]:
+        """The whole consume log, and the sequence of the mark of a purge right before `start`, or -1. Raises IndexLost."""
         bases = range(self.first - self.first % FILE_ENTRIES, self.persisted, FILE_ENTRIES)
         parts = [self._file(base) for base in bases if self.first < self.persisted]
         parts.append(self.tail)
@@ -67,7 +68,8 @@ class Persisted:
         for name, stored in _FROM.items():
             kept[name] = found[stored]
         self._check(kept)
-        return kept
+        is_mark = (found["producer_id"] == COMMAND_PRODUCER) & (kept["base"] == start - 1)
+        return kept, start - 1 if is_mark.any() else -1
 
     def _file(self, base: int) -> bytes:
         begin, end = max(self.first - base, 0), min(self.persisted - base, FILE_ENTRIES)
@@ -97,12 +99,22 @@ class Persisted:
 class QueueIndex:
     """One queue on one broker group. Its sequences `start` to `end` - 1 are stored and committed."""
 
-    __slots__ = ("_data", "_persisted", "_size", "end", "last_append_ms", "sealed_at", "start")
+    __slots__ = ("_data", "_mark", "_persisted", "_size", "end", "last_append_ms", "sealed_at", "start")
 
     def __init__(
-        self, start: int, end: int, *, last_append_ms: int = 0, sealed_at: int | None = None, persisted: Persisted | None = None
+        self,
+        start: int,
+        end: int,
+        *,
+        last_append_ms: int = 0,
+        sealed_at: int | None = None,
+        persisted: Persisted | None = None,
+        mark: int = -1,
     ) -> None:
         self._persisted = persisted
+        self._mark = mark
+        """The sequence of the mark of a purge or a drop at which the queue starts; -1: none. A reader that had read everything before the
+        purge continues there, and no message is missing."""
         self._data: Entries = np.empty(0, ENTRY)
         self._size = 0
         self.sealed_at = sealed_at
@@ -129,7 +141,7 @@ class QueueIndex:
         """Read the consume log, unless that is done. Raises IndexLost."""
         if self._persisted is None:
             return
-        found = self._persisted.load()
+        found, mark = self._persisted.load(self.start)
         if self.sealed_at is not None:
             found = found[found["base"] < self.sealed_at]  # The last entry is the command message.
         if len(found) and self._size and found["position"][-1] >= self._data["position"][0]:
@@ -138,9 +150,13 @@ class QueueIndex:
         self._size = len(self._data)
         self._persisted = None
         self._trim()
+        if mark >= 0:
+            self.start = self._mark = mark
 
     def move_start(self, start: int) -> None:
         """Retention deleted the messages before `start`."""
+        if start == self._mark + 1:
+            return
         self.start = min(max(self.start, start), self.end)
         if self._persisted is None:
             self._trim()

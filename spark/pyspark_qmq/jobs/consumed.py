@@ -17,6 +17,7 @@ from pyspark_qmq.log_opening import address_of, log_at
 from pyspark_qmq.read_ranges import look
 from pyspark_qmq.source_model import Topology
 from qmq.errors import InvalidArgument
+from qmq.text_numbers import whole_number
 
 QUEUE: Final = ("subject", "partition", "broker_group")
 """The columns that identify a queue."""
@@ -86,16 +87,18 @@ def utc(time_ms: int) -> datetime:
 
 def positive(text: str) -> int:
     """For argparse: an integer of 1 or more."""
-    if not text.isdigit() or int(text) < 1:
+    found = whole_number(text, least=1)
+    if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 1 or more")
-    return int(text)
+    return found
 
 
 def not_negative(text: str) -> int:
     """For argparse: an integer of 0 or more."""
-    if not text.isdigit():
+    found = whole_number(text)
+    if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 0 or more")
-    return int(text)
+    return found
 
 
 def require_groups(found: Sequence[str], wanted: Sequence[str]) -> None:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from functools import reduce
 from typing import Final
 
@@ -33,6 +32,7 @@ from pyspark_qmq.jobs.job import main, read_log, source_options
 from pyspark_qmq.jobs.order_keys import with_streams
 from pyspark_qmq.jobs.plot_data import Plot
 from pyspark_qmq.jobs.report import Report, ReportTable, cell
+from qmq.clock import time_of
 from qmq.headers import GROUP
 
 COLUMNS: Final = (
@@ -233,7 +233,7 @@ def _plots(found: DataFrame) -> Iterator[Plot]:
     axis = _hours(sorted({hour for hour, _ in counts}))
     causes = [cause for cause in CAUSES if any(its == cause for _, its in counts)]
     series = {cause: [counts.get((hour, cause), 0.0) for hour in axis] for cause in causes}
-    times = [datetime.fromtimestamp(hour * HOUR_MS / 1000, UTC) for hour in axis]
+    times = [time_of(hour * HOUR_MS) for hour in axis]
     yield Plot("Findings by the hour in which the copy was stored", "line", times, series, "", "messages")
 
 
@@ -254,7 +254,7 @@ def _examples(found: DataFrame, bad: Mapping[str, int]) -> Iterator[str]:
 
 def _where(row: Row, which: str) -> str:
     queue = f"{row[f'{which}partition']}@{row[f'{which}broker_group']}"
-    stored = cell(datetime.fromtimestamp(row[f"{which}ms"] / 1000, UTC))
+    stored = cell(time_of(row[f"{which}ms"]))
     return f"queue {queue}, sequence {row[f'{which}sequence']}, stored {stored}, message {row[f'{which}message_id']}"
 
 

@@ -21,7 +21,7 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from pyspark_qmq.jobs.consumed import positive, queues_now
+from pyspark_qmq.jobs.consumed import not_negative, positive, queues_now
 from pyspark_qmq.jobs.job import main, read_log, source_options
 from pyspark_qmq.jobs.order_checks import Findings, audit
 from pyspark_qmq.jobs.order_hashes import KEYS_MAX
@@ -52,7 +52,7 @@ class OrderAudit:
         parser.add_argument("--dense", action="store_true", help="the number increases by one, so a missing number is a lost message")
         parser.add_argument(
             "--clock-ms",
-            type=_whole,
+            type=not_negative,
             default=0,
             metavar="MS",
             help="allowed clock difference between processes that write the same key (0)",
@@ -82,12 +82,6 @@ class OrderAudit:
                 queues=queues if reads_to_end(args) else (),
             )
         return report(found)
-
-
-def _whole(text: str) -> int:
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer")
-    return int(text)
 
 
 def ordered_subjects(topology: Topology, *, is_named: bool) -> list[str]:

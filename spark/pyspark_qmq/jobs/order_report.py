@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from functools import reduce
 from typing import Final
 
@@ -15,6 +14,7 @@ from pyspark_qmq.jobs.order_rules import RULES, Violation
 from pyspark_qmq.jobs.order_words import describe
 from pyspark_qmq.jobs.plot_data import Plot
 from pyspark_qmq.jobs.report import Report, ReportTable
+from qmq.clock import time_of
 
 SHOWN_MAX: Final = 5
 """Counterexamples shown in full."""
@@ -145,7 +145,7 @@ def _plots(subject: str, found: Findings) -> Iterator[Plot]:
     title = f"{subject}: messages, by the version that opened their partition"
     yield Plot(title, "bar", list(counts), {"messages": list(counts.values())}, "route version", "messages")
     times = sorted((at, version) for version, at in began.items())
-    axis = [datetime.fromtimestamp(at / 1000, UTC) for at, _ in times]
+    axis = [time_of(at) for at, _ in times]
     versions = {"version": [float(version) for _, version in times]}
     yield Plot(f"{subject}: first message of each route version", "line", axis, versions, "", "route version")
     largest = sorted(parts, key=lambda each: (-each.messages, each.place))[:BARS_MAX]

@@ -4,12 +4,12 @@ Pure."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Final
 
 from pyspark_qmq.jobs.order_rules import RULES, OrderPlace, Violation
 from pyspark_qmq.jobs.report import cell
 from pyspark_qmq.source_model import RoutePartition, Routes
+from qmq.clock import time_of
 
 _BIRTH_MS_MIN: Final = 1 << 40
 """Ids of real producers begin with a later creation time; smaller ids belong to Spark's sink."""
@@ -77,7 +77,7 @@ def producer(producer_id: str) -> str:
 
 def time(ms: int) -> str:
     """A moment, UTC."""
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return time_of(ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _line_of_partition(found: Violation, routes: Routes) -> Iterator[str]:

@@ -7,7 +7,6 @@ files, so an interrupted migration can be started again, and `qmq lake follow` c
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,6 +24,8 @@ from pyspark_qmq.lake.lake_schema import SCHEMA
 from pyspark_qmq.lake.lake_table import LakeTable, open_table
 from pyspark_qmq.source_model import QueueKey
 from qmq.errors import InvalidArgument, LogDamaged, Overloaded
+from qmq.json_values import parse_json
+from qmq.text_numbers import whole_number
 
 MIGRATED: Final = "qmq.migrated-from"
 """Property of a table: the folder whose content it has."""
@@ -66,11 +67,11 @@ def read_manifests(folder: Path) -> OldArchive:
     found = OldArchive()
     paths = sorted((own / "manifests").glob("[0-9]*.json"))
     for number, path in enumerate(paths, 1):
-        if int(path.stem) != number:
+        if whole_number(path.stem) != number:
             raise LogDamaged(f"the archive's manifest {number} is missing, but {path.name} exists: restore it from a copy")
         _apply(found, path)
     marker = own / "archive.json"
-    selection = json.loads(marker.read_bytes())["selection"] if marker.exists() else {}
+    selection = _selection(marker) if marker.exists() else {}
     if selection:
         raise InvalidArgument(
             f"{folder} has only messages selected by {selection}, and a table has all: archive the subjects again into a new table"
@@ -78,16 +79,23 @@ def read_manifests(folder: Path) -> OldArchive:
     return found
 
 
+def _selection(marker: Path) -> Any:
+    try:
+        return parse_json(marker.read_bytes())["selection"]
+    except (ValueError, KeyError, TypeError) as cause:
+        raise LogDamaged(f"{marker.name} of the archive cannot be read ({cause!r}): restore it from a copy") from cause
+
+
 def _apply(archive: OldArchive, path: Path) -> None:
     try:
-        change: Any = json.loads(path.read_bytes())
+        change: Any = parse_json(path.read_bytes())
         if change["kind"] != "sweep":  # a sweep deletes files that an earlier compaction removed from the archive
             for each in change["gone"]:
                 del archive.files[each]
         archive.files.update({each["path"]: OldFile(each["path"], each["rows"]) for each in change["files"]})
         for key, at in offsets.of_json(change["to"]).items():
             archive.reached[key] = max(at, archive.reached.get(key, 0))
-    except (ValueError, KeyError, TypeError, AttributeError) as cause:
+    except (ValueError, KeyError, TypeError, AttributeError, InvalidArgument) as cause:
         raise LogDamaged(f"the archive's manifest {path.name} cannot be read ({cause!r}): restore it from a copy") from cause
 
 

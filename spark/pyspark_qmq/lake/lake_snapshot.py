@@ -6,10 +6,8 @@ not be in their table yet; then the subject's table names their files.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import reduce
 from typing import Any, Final, TypeVar
 
@@ -27,6 +25,7 @@ from pyspark_qmq.lake.split_reading import Extents, extents
 from pyspark_qmq.read_options import LakeAddress
 from pyspark_qmq.servers.retry_deadline import patiently
 from pyspark_qmq.source_model import ReadSelection
+from qmq.clock import time_of
 from qmq.errors import InvalidArgument, Overloaded, UnknownSubject
 
 _R = TypeVar("_R")
@@ -129,7 +128,7 @@ def row_filter(selection: ReadSelection, times: TimeRange) -> pyiceberg.expressi
 
 
 def _iso(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    return time_of(time_ms).isoformat(timespec="milliseconds")
 
 
 def _files(table: LakeTable, condition: pyiceberg.expressions.BooleanExpression) -> Iterator[LakeFile]:
@@ -161,8 +160,8 @@ def _pending(snapshot: LakeSnapshot) -> Iterator[LakeFile]:
     told = snapshot.table.iceberg.properties.get(rejected_rows.PENDING)
     if told is None:
         return
-    pending = json.loads(told)
+    pending = rejected_rows.pending_of(told)
     done = snapshot.rejected.iceberg.properties.get(rejected_rows.ROUND) if snapshot.rejected is not None else None
-    if pending["round"] != done:
-        for each in pending["files"]:
+    if pending.round != done:
+        for each in pending.files:
             yield LakeFile(each, 0, 1, _EVERYTHING, _EVERYTHING)

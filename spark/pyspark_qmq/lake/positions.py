@@ -14,9 +14,10 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from pyspark_qmq.offsets import Offsets
+from pyspark_qmq.offsets import Offsets, sequence_of
 from pyspark_qmq.source_model import QueueKey
 from qmq.errors import InvalidArgument, LogDamaged
+from qmq.json_values import parse_json
 
 PROPERTY: Final = "qmq.positions"
 COMPLETE_FROM: Final = "qmq.complete-from"
@@ -39,8 +40,8 @@ def encode(subject: str, positions: Offsets) -> str:
 def decode(subject: str, text: str) -> dict[QueueKey, int]:
     """The inverse of `encode`. Raises LogDamaged."""
     try:
-        found: Any = json.loads(text)
-        return {QueueKey.parse(subject, within): int(sequence) for within, sequence in found.items()}
+        found: Any = parse_json(text)
+        return {QueueKey.parse(subject, within): sequence_of(sequence) for within, sequence in found.items()}
     except (ValueError, AttributeError, TypeError, InvalidArgument) as cause:
         raise LogDamaged(f"the table of {subject!r} has unreadable positions, {text[:200]!r}: {cause}") from None
 

@@ -13,10 +13,12 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from pyspark_qmq.lake.lake_table import LakeTable
-from qmq.errors import Overloaded
+from qmq.errors import LogDamaged, Overloaded
+from qmq.json_values import parse_json
 
 PENDING: Final = "qmq.rejected"
 ROUND: Final = "qmq.round"
@@ -28,6 +30,26 @@ def told(locations: Iterable[str]) -> Mapping[str, str]:
     return {PENDING: json.dumps({"round": uuid.uuid4().hex, "files": list(locations)})}
 
 
+@dataclass(frozen=True, slots=True)
+class PendingFiles:
+    """The files of the last round's rejected messages."""
+
+    round: str
+    files: tuple[str, ...]
+
+
+def pending_of(text: str) -> PendingFiles:
+    """The inverse of `told`. Raises LogDamaged."""
+    try:
+        found = parse_json(text)
+        files = found["files"]
+        if not isinstance(files, list) or not all(isinstance(each, str) for each in (*files, found["round"])):
+            raise TypeError("a file's name or the round is no text")
+    except (ValueError, KeyError, TypeError) as cause:
+        raise LogDamaged(f"the table's property {PENDING} is unreadable, {text[:200]!r}: {cause}; another tool wrote it") from None
+    return PendingFiles(found["round"], tuple(files))
+
+
 def complete(table: LakeTable, rejected: LakeTable) -> None:
     """Add the rejected messages of the last round that had any, unless their table has them. Raises Overloaded."""
     if _is_done(table, rejected):
@@ -37,11 +59,11 @@ def complete(table: LakeTable, rejected: LakeTable) -> None:
         table.iceberg.refresh()
         if _is_done(table, rejected):
             return
-        pending = json.loads(table.iceberg.properties[PENDING])
-        rejected.add(pending["files"], {ROUND: pending["round"]})
+        pending = pending_of(table.iceberg.properties[PENDING])
+        rejected.add(pending.files, {ROUND: pending.round})
     raise Overloaded(f"other writers blocked the table of rejected messages of {table.subject!r}: start again")
 
 
 def _is_done(table: LakeTable, rejected: LakeTable) -> bool:
     pending = table.iceberg.properties.get(PENDING)
-    return pending is None or json.loads(pending)["round"] == rejected.iceberg.properties.get(ROUND)
+    return pending is None or pending_of(pending).round == rejected.iceberg.properties.get(ROUND)

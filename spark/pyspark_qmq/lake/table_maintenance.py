@@ -28,6 +28,7 @@ from pyspark_qmq.lake.day_files import DayFiles
 from pyspark_qmq.lake.lake_schema import ORDER, REJECTED_SCHEMA, typed_schema
 from pyspark_qmq.lake.lake_table import CONTENT, REJECTED, LakeTable
 from pyspark_qmq.lake.typed_evolution import held_struct
+from qmq.clock import time_of
 from qmq.errors import InvalidArgument, LogDamaged, Overloaded
 
 SMALL_BYTES: Final = 128 << 20
@@ -145,23 +146,29 @@ class Expired:
 
 
 def expire(table: LakeTable, now: datetime, keep: timedelta, grace: timedelta = GRACE) -> Expired:
-    """Remove snapshots older than `keep`, except the current one. Delete files older than `grace` that no snapshot names."""
-    before = len(table.iceberg.metadata.snapshots)
-    table.iceberg.maintenance.expire_snapshots().older_than(now - keep).commit()
+    """Remove snapshots older than `keep`, except the current one. Delete files older than `grace` that no snapshot names.
+
+    Ages count up to the newest snapshot and the newest file, and up to `now` if that is earlier: a clock that is ahead would delete files
+    that a writer is about to commit.
+    """
+    before, current = len(table.iceberg.metadata.snapshots), table.iceberg.current_snapshot()
+    newest = now if current is None else time_of(current.timestamp_ms)
+    table.iceberg.maintenance.expire_snapshots().older_than(min(now, newest) - keep).commit()
     table.iceberg.refresh()
-    left = list(_leftovers(table.iceberg, now - grace))
+    left = list(_leftovers(table.iceberg, now, grace))
     table.delete(left)
     return Expired(before - len(table.iceberg.metadata.snapshots), len(left))
 
 
-def _leftovers(table: Table, until: datetime) -> Iterator[str]:
+def _leftovers(table: Table, now: datetime, grace: timedelta) -> Iterator[str]:
     """Data files and manifests of the table's folder that no snapshot names."""
+    listed = [each for folder in ("data", "metadata") for each in _listed(table, folder)]
+    until = min([now, max([changed for _, changed in listed], default=now)]) - grace
     named = set(_named(table))
-    for folder in ("data", "metadata"):
-        for location, changed in _listed(table, folder):
-            is_metadata = location.endswith(".metadata.json")  # PyIceberg deletes old ones itself
-            if not is_metadata and _path(location) not in named and changed < until:
-                yield location
+    for location, changed in listed:
+        is_metadata = location.endswith(".metadata.json")  # PyIceberg deletes old ones itself
+        if not is_metadata and _path(location) not in named and changed < until:
+            yield location
 
 
 def _named(table: Table) -> Iterator[str]:

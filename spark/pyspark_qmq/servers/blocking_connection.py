@@ -20,7 +20,9 @@ import numpy as np
 from pyspark_qmq.servers.shown_token import token_for
 from pyspark_qmq.servers.tls_socket import TlsSocket, secured
 from qmq import limits
-from qmq.errors import DeadlineExceeded, NotConnected, Outcome, ProtocolViolation, QmqError
+from qmq.errors import DeadlineExceeded, InvalidArgument, NotConnected, Outcome, ProtocolViolation, QmqError
+from qmq.network import parse
+from qmq.server_name import ANY_SERVER, ServerName
 from qmq.wire import frame as frames
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import HEADER, HEADER_BYTES, Frame, FrameKind
@@ -53,8 +55,8 @@ class Head(NamedTuple):
 class BlockingConnection:
     """An open connection, made by `connect`. Used by one thread, or by one thread that sends and another that receives."""
 
-    def __init__(self, address: str, found: socket.socket | TlsSocket, timeout_s: float) -> None:
-        self.address = address
+    def __init__(self, address: str, server: ServerName, found: socket.socket | TlsSocket, timeout_s: float) -> None:
+        self.address, self.server = address, server
         self.is_open = True
         self.answered_id = 0
         """The request id of the last answer, even if it was an error."""
@@ -66,17 +68,20 @@ class BlockingConnection:
         self._head = memoryview(bytearray(HEADER_BYTES))
 
     @classmethod
-    def connect(cls, address: str, timing: ConnectionTiming = TIMING, *, client: str = "spark") -> BlockingConnection:
-        """Connect and say hello. Raises NotConnected, ProtocolViolation."""
-        host, _, port = address.rpartition(":")
+    def connect(
+        cls, address: str, timing: ConnectionTiming = TIMING, *, client: str = "spark", server: ServerName = ANY_SERVER
+    ) -> BlockingConnection:
+        """Connect to a server and say hello. Raises NotConnected, WrongServer, ProtocolViolation."""
         try:
-            found = socket.create_connection((host.strip("[]"), int(port)), timing.connect_s)
+            place = parse(address)
+            host = place.host.strip("[]")
+            found = socket.create_connection((host, place.port), timing.connect_s)
             # The kernel sizes the receive buffer, because it adapts it to the network path.
             found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except (OSError, ValueError) as cause:
+        except (OSError, InvalidArgument) as cause:
             raise NotConnected(f"no broker answers at {address} ({cause or 'timed out'}): is it running?") from cause
         try:
-            channel = cls(address, secured(found, host.strip("[]"), address), timing.connect_s)
+            channel = cls(address, server, secured(found, host, address), timing.connect_s)
         except OSError as cause:
             found.close()
             raise NotConnected(f"no broker answers at {address} ({cause or 'timed out'}): is it running?") from cause
@@ -92,13 +97,15 @@ class BlockingConnection:
         return channel
 
     def _greet(self, client: str) -> None:
-        self.send(FrameKind.HELLO, wire.Hello(wire.PROTOCOL_VERSION, client, token_for(self.address)).pack())
+        self.send(FrameKind.HELLO, wire.Hello(wire.PROTOCOL_VERSION, client, token_for(self.address), self.server.pack()).pack())
         answer = self.receive()
         if answer.kind != FrameKind.WELCOME:
             raise ProtocolViolation(
                 f"a frame of kind {answer.kind} is not an answer to HELLO: is {self.address} the data port of a broker?"
             )
-        self.inflight_bytes_max = wire.Welcome.unpack(answer.payload).inflight_bytes_max
+        welcome = wire.Welcome.unpack(answer.payload)
+        ServerName(replica=welcome.broker).require(self.server)  # release 0.2.0 does not check whom a HELLO means
+        self.inflight_bytes_max = welcome.inflight_bytes_max
 
     # --- out -----------------------------------------------------------------------------------------------------------
 

@@ -70,11 +70,11 @@ class MasterConnections:
         idle = self._idle.get(group, [])
         while idle:
             channel = idle.pop()
-            if channel.is_open and channel.address == master.address:
+            if channel.is_open and (channel.address, channel.server) == (master.address, master.server):
                 return channel
             channel.close()
         try:
-            return BlockingConnection.connect(master.address, self._timing)
+            return BlockingConnection.connect(master.address, self._timing, server=master.server)
         except NotConnected as failure:
             self._book.doubt(group, master)
             raise NotConnected(f"the master of broker group {group!r} does not answer: {failure.message}") from failure

@@ -15,11 +15,13 @@ from pyspark_qmq.source_model import Routes
 from qmq.client.metadata_answers import placement_of
 from qmq.client.route_book import Placement
 from qmq.errors import CallerError, CoordinationError, InvalidArgument, NotConnected, QmqError, Unavailable
+from qmq.network import parse
 from qmq.proto.v1 import control_pb2_grpc, meta_pb2_grpc
 from qmq.proto.v1 import meta_pb2 as pb
-from qmq.rpc import CHANNEL_OPTIONS, typed_error
-from qmq.rpc_channel import bearer
+from qmq.rpc import is_from_wrong_server, typed_error
+from qmq.rpc_channel import RenewedChannel, metadata_of
 from qmq.security.tls import Credentials, Tls
+from qmq.server_name import ANY_SERVER, ServerName
 
 CALL_S: Final = 5.0
 RETRY_MS: Final = 60_000
@@ -46,7 +48,9 @@ class Metadata:
         self.retry_ms = retry_ms
         self._turns = itertools.cycle(self._addresses)
         self._address = next(self._turns)
-        self._channels: dict[str, grpc.Channel] = {}
+        self._channels: dict[str, RenewedChannel] = {}
+        self._cluster = ""
+        """The cluster of the metaserver that answered first. Metaservers of another cluster refuse."""
         self._first_routes: dict[str, pb.DescribeRouteResponse] = {}
 
     # --- where things are ----------------------------------------------------------------------------------------------
@@ -92,7 +96,9 @@ class Metadata:
         def once() -> Any:
             address = self._address
             try:
-                return call(self._channel(address), meta_pb2_grpc.MetaStub, method, request, address)
+                found = call(self._channel(address), meta_pb2_grpc.MetaStub, method, request, address, ServerName(self._cluster))
+                self._cluster = self._cluster or getattr(found, "cluster", "")
+                return found
             except CallerError:
                 raise
             except (Unavailable, CoordinationError, QmqError) as failure:
@@ -103,15 +109,16 @@ class Metadata:
 
         return patiently(once, self.retry_ms if retry_ms is None else retry_ms)
 
-    def _channel(self, address: str) -> grpc.Channel:
+    def _channel(self, address: str) -> RenewedChannel:
         found = self._channels.get(address)
         if found is None:
             found = self._channels[address] = open_channel(address)
         return found
 
-    def control(self, address: str, method: str, request: Any) -> Any:
+    def control(self, address: str, group: str, replica: str, method: str, request: Any) -> Any:
         """Call a replica's control port without retries. Raises the server's typed error, NotConnected, DeadlineExceeded."""
-        return call(self._channel(address), control_pb2_grpc.BrokerControlStub, method, request, address)
+        server = ServerName(self._cluster, group, replica)
+        return call(self._channel(address), control_pb2_grpc.BrokerControlStub, method, request, address, server)
 
     def close(self) -> None:
         for channel in self._channels.values():
@@ -119,29 +126,41 @@ class Metadata:
         self._channels.clear()
 
 
-def open_channel(address: str) -> grpc.Channel:
+def open_channel(address: str) -> RenewedChannel:
     """Open a channel, with TLS if the environment configures it. Raises InvalidArgument."""
     tls = Tls.from_environment()
-    if tls is None:
-        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return grpc.secure_channel(address, Credentials(tls).channel_credentials(), options=CHANNEL_OPTIONS)
+    return RenewedChannel(address, None if tls is None else Credentials(tls))
 
 
-def call(channel: grpc.Channel, stub: Callable[[grpc.Channel], Any], method: str, request: Any, address: str) -> Any:
-    """Make one call. Raises the server's typed error, NotConnected, DeadlineExceeded."""
+def call(
+    channel: RenewedChannel, stub: Callable[[grpc.Channel], Any], method: str, request: Any, address: str, server: ServerName = ANY_SERVER
+) -> Any:
+    """Call a server; once more if another server had its address. Raises the server's typed error, NotConnected, DeadlineExceeded."""
+    metadata = metadata_of(token_for(address), server.pack())
     try:
-        return getattr(stub(channel), method)(request, timeout=CALL_S, metadata=bearer(token_for(address)))
+        return _call_once(channel, stub, method, request, metadata)
+    except grpc.RpcError as cause:
+        if not is_from_wrong_server(cause):
+            raise typed_error(cause, address) from cause
+    try:
+        return _call_once(channel, stub, method, request, metadata)
     except grpc.RpcError as cause:
         raise typed_error(cause, address) from cause
+
+
+def _call_once(channel: RenewedChannel, stub: Callable[[grpc.Channel], Any], method: str, request: Any, metadata: Any) -> Any:
+    with channel.calling() as found:
+        return getattr(stub(found), method)(request, timeout=CALL_S, metadata=metadata)
 
 
 def parse_servers(servers: str) -> list[str]:
     """The addresses in "host:port,host:port". Raises InvalidArgument."""
     addresses = [each.strip() for each in servers.split(",") if each.strip()]
     for each in addresses:
-        host, _, port = each.rpartition(":")
-        if not host or not port.isdigit():
-            raise InvalidArgument(f"{each!r} is not the address of a metaserver: write host:port, separated by commas")
+        try:
+            parse(each)
+        except InvalidArgument as cause:
+            raise InvalidArgument(f"{each!r} is not the address of a metaserver: write host:port, separated by commas") from cause
     if not addresses:
         raise InvalidArgument("give at least one metaserver as host:port")
     return addresses

@@ -71,20 +71,20 @@ def _read(metadata: Metadata, group: str, position: int) -> pb.ReadLogResponse:
     request = pb.ReadLogRequest(log=_ACTIONS_LOG, position=position, bytes_max=READ_BYTES, only_committed=True)
 
     def once() -> pb.ReadLogResponse:
-        found: pb.ReadLogResponse = metadata.control(_master(metadata, group), "ReadLog", request)
+        found: pb.ReadLogResponse = metadata.control(*_master(metadata, group), "ReadLog", request)
         return found
 
     return patiently(once, metadata.retry_ms)
 
 
-def _master(metadata: Metadata, name: str) -> str:
-    """The control address of the group's master. Raises NotConnected, InvalidArgument."""
+def _master(metadata: Metadata, name: str) -> tuple[str, str, str]:
+    """The control address of the group's master, the group and the master. Raises NotConnected, InvalidArgument."""
     groups = {group.broker_group: group for group in metadata.cluster()}
     if name not in groups:
         raise InvalidArgument(f"there is no broker group {name!r}: there are {', '.join(sorted(groups)) or 'none'}")
     for replica in groups[name].replicas:
         if replica.replica == groups[name].master:
-            return replica.control_address
+            return replica.control_address, name, replica.replica
     raise NotConnected(f"broker group {name!r} has no master at the moment")
 
 

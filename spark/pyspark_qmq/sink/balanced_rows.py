@@ -5,8 +5,7 @@ groups.
 
 Rules:
 * Before the first send, every broker group that may have rows of the subject is looked up. A batch's number gives its first row
-  (`row_identity.py`), and a batch has consecutive rows of the subject, so numbers and counts tell which rows are stored, without reading
-  message ids.
+  (`row_identity.py`), and a batch has consecutive rows of the subject, so numbers and counts tell which rows are stored.
 * A batch goes to the broker group that ranks highest for its first row among those that accept messages, so attempts agree without
   communication. A drained broker refuses every attempt, so the batch goes to the next group; a batch with an unknown outcome stays.
 * Two attempts' batches with one number have the same rows but different create times. The broker takes the first and refuses the second
@@ -20,7 +19,7 @@ of two attempts that run at the same time, or that ask metaservers of which one 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 import numpy as np
@@ -29,11 +28,12 @@ from pyspark_qmq.sink.core_requests import Ask, Locate, Look, LookedUp, Where
 from pyspark_qmq.sink.packet_window import WINDOW, PacketWindow
 from pyspark_qmq.sink.packets import Load, Packet
 from pyspark_qmq.sink.row_identity import RowTarget, RowWriter, rank
+from pyspark_qmq.sink.row_prints import Prints, unknown
 from pyspark_qmq.sink.row_sender import RowSender
 from pyspark_qmq.source_model import Routes
 from qmq.client.delay_home import DelayHome
 from qmq.delivery.retries import SINK, RetryRules
-from qmq.errors import InvalidArgument, OrderMismatch, QmqError, ReadOnly
+from qmq.errors import OrderMismatch, QmqError, ReadOnly
 
 CLOSED_S: Final = 1.0
 """How long a broker group that refused because it is drained is skipped."""
@@ -51,13 +51,16 @@ class BalancedRows(RowSender[str]):
         is_delayed: bool = False,
         home: DelayHome | None = None,
         rules: RetryRules = SINK,
+        prints_of: Callable[[Load], Prints],
     ) -> None:
-        super().__init__(subject, retry_s, rules)
+        super().__init__(subject, retry_s, rules, prints_of)
         self._writer, self._is_delayed, self._home = writer, is_delayed, home
         self._groups: Mapping[str, bool] = {}
         self._looked: set[str] = set()
-        self._runs: dict[int, int] = {}
-        self._skip = 0  # The next rows are in a batch that begins before them.
+        self._runs: dict[int, Prints] = {}
+        self._owed: set[int] = set()
+        """The first rows of runs of earlier attempts. These rows must still come."""
+        self._skip = unknown(0)  # The next rows are in a batch that begins before them.
         self._fresh: deque[Load] = deque()
         self._ready: deque[Load] = deque()
         self._closed_until: dict[str, float] = {}
@@ -87,7 +90,9 @@ class BalancedRows(RowSender[str]):
 
     def looked(self, target: RowTarget, found: LookedUp, now: float) -> None:
         self._looked.add(target.broker_group)
+        self._has_later |= found.has_later
         self._runs |= found.runs
+        self._owed.update(first for first in found.runs if first >= self._passed)
         self._succeeded()
         self._place(now)
 
@@ -101,7 +106,14 @@ class BalancedRows(RowSender[str]):
             return
         self._place_disputed()
         while self._fresh:
-            self._ready.extend(self._undone(self._fresh.popleft()))
+            load = self._fresh.popleft()
+            for piece in self._undone(load):
+                self._refuse_if_later(piece)
+                self._ready.append(piece)
+            self._passed = int(load.rows[-1]) + 1
+            for first in self._owed:
+                if first < self._passed:
+                    raise self._misfit(first, "which no longer goes there")
         while self._ready:
             group = self._choose(self._ready[0], now)
             if group is None:
@@ -113,7 +125,7 @@ class BalancedRows(RowSender[str]):
     def _place_disputed(self) -> None:
         """Place disputed rows. They precede all new rows, so the groups that these skip do not matter."""
         if self._disputed:
-            skip, self._skip = self._skip, 0
+            skip, self._skip = self._skip, unknown(0)
             left = [piece for load in self._disputed for piece in self._undone(load)]
             self._disputed.clear()
             self._skip = skip
@@ -121,30 +133,30 @@ class BalancedRows(RowSender[str]):
 
     def _undone(self, load: Load) -> Iterator[Load]:
         """The rows of the load that are not stored, in pieces of consecutive rows of the subject."""
-        rows = load.rows
-        keeps = np.ones(len(rows), np.bool_)
-        keeps[: self._skip] = False
-        self._skip = max(self._skip - len(rows), 0)
-        if self._runs:
-            self._strike(load, keeps)
+        rows, runs = load.rows, [(0, self._skip)]
+        self._skip = unknown(0)
+        for first in [first for first in self._runs if rows[0] <= first <= rows[-1]]:
+            at = int(np.searchsorted(rows, first))
+            if rows[at] != first:
+                raise self._misfit(first, "which no longer goes there")
+            runs.append((at, self._runs.pop(first)))
+            self._owed.discard(first)
+        keeps, stored = np.ones(len(rows), np.bool_), unknown(len(rows))
+        for at, prints in runs:
+            here, beyond = prints[: len(rows) - at], prints[len(rows) - at :]
+            keeps[at : at + len(here)] = False
+            stored[at : at + len(here)] = here
+            self._skip = max(self._skip, beyond, key=len)
+        self._compare(load, stored)
         self.found += len(rows) - int(keeps.sum())
         chosen = np.flatnonzero(keeps)
         if len(chosen):
             for each in np.split(chosen, np.flatnonzero(np.diff(chosen) > 1) + 1):
                 yield load.pick(each)
 
-    def _strike(self, load: Load, keeps: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> None:
-        rows = load.rows
-        for first in [first for first in self._runs if rows[0] <= first <= rows[-1]]:
-            at, count = int(np.searchsorted(rows, first)), self._runs.pop(first)
-            if rows[at] != first:
-                raise InvalidArgument(
-                    f"row {first} of Spark partition {self._writer.partition} is stored in {self._subject!r}, but no longer goes there: "
-                    "the plan before the sink is not deterministic, so the sink cannot know which rows are stored. Sort the rows before "
-                    "they are written; to continue, perhaps with this epoch's rows stored twice, choose a new qmq.txnId"
-                )
-            keeps[at : at + count] = False
-            self._skip = max(self._skip, at + count - len(rows))
+    def end(self) -> None:
+        if self._owed or len(self._skip):
+            raise self._misfit(min(self._owed, default=self._passed), "which did not come again")
 
     def _choose(self, load: Load, now: float) -> str | None:
         open_groups = {group: is_open and self._closed_until.get(group, 0.0) <= now for group, is_open in self._groups.items()}

@@ -10,6 +10,7 @@ import numpy as np
 
 from pyspark_qmq.sink.packets import Load, Packet
 from pyspark_qmq.sink.row_identity import Rows, RowTarget
+from pyspark_qmq.sink.row_prints import Prints, unknown
 from pyspark_qmq.source_model import Routes
 from qmq.errors import QmqError
 
@@ -42,12 +43,16 @@ class LookedUp:
 
     number: int = 0
     """For partitions: the next number."""
-    runs: Mapping[int, int] = field(default_factory=dict)
-    """For other queues: first row of each batch → number of rows."""
+    runs: Mapping[int, Prints] = field(default_factory=dict)
+    """For other queues: first row of each batch → the fingerprint of each of its rows."""
     rows: Rows = field(default_factory=lambda: np.empty(0, np.int64))
-    """For partitions: the rows."""
+    """For partitions: the rows, ascending."""
+    prints: Prints = field(default_factory=lambda: unknown(0))
+    """For partitions: the fingerprints of `rows`."""
     ids: frozenset[bytes] = frozenset()
     """For rows with their own ids: the ids."""
+    has_later: bool = False
+    """Whether the queue has rows of later epochs of this writer. For partitions and rows with their own ids it is never known."""
 
 
 Where: TypeAlias = Mapping[str, bool] | Routes
@@ -89,7 +94,13 @@ class SubjectCore(Protocol):
         ...
 
     def next(self, now: float) -> Packet | None:
-        """The next packet to send, which then counts as sent; None if there is none."""
+        """The next packet to send, which then counts as sent; None if there is none. Raises InvalidArgument if rows differ from those of
+        an earlier attempt.
+        """
+        ...
+
+    def end(self) -> None:
+        """There are no more rows, and all are stored. Raises InvalidArgument if an earlier attempt stored rows that did not come."""
         ...
 
     def answered(self, packet: Packet, attempt: int, failure: QmqError | None, now: float) -> None:

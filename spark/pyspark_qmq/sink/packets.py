@@ -91,13 +91,22 @@ class Done:
 
     def __init__(self) -> None:
         self._rows: Rows = np.empty(0, np.int64)
+        self._prints: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
         self._ids: set[bytes] = set()
 
-    def add(self, rows: Rows, ids: frozenset[bytes]) -> None:
-        """Add rows, by number or by their own ids."""
+    def add(self, rows: Rows, prints: npt.NDArray[np.uint64], ids: frozenset[bytes]) -> None:
+        """Add rows, by number and fingerprint, or by their own ids."""
         if len(rows):
-            self._rows = np.union1d(self._rows, rows)
+            self._rows, at = np.unique(np.concatenate([self._rows, rows]), return_index=True)
+            self._prints = np.concatenate([self._prints, prints])[at]
         self._ids |= ids
+
+    def prints(self, load: Load) -> npt.NDArray[np.uint64]:
+        """The fingerprints of a load's rows as stored; 0 for rows that are not known to be stored."""
+        found = np.zeros(len(load.rows), np.uint64)
+        is_done = np.isin(load.rows, self._rows)
+        found[is_done] = self._prints[np.searchsorted(self._rows, load.rows[is_done])]
+        return found
 
     def left(self, load: Load) -> Load | None:
         """The rows of a load that are not stored; None if all are."""

@@ -28,7 +28,8 @@ import numpy as np
 from pyspark_qmq.sink.core_requests import Ask, Locate, Look, LookedUp, Where
 from pyspark_qmq.sink.packet_window import PacketWindow
 from pyspark_qmq.sink.packets import Done, Load, Packet
-from pyspark_qmq.sink.row_identity import RowTarget
+from pyspark_qmq.sink.row_identity import Rows, RowTarget
+from pyspark_qmq.sink.row_prints import Prints
 from pyspark_qmq.sink.row_sender import RowSender
 from pyspark_qmq.source_model import RoutePartition, Routes
 from qmq.delivery.retries import ORDERED_SINK, RetryRules
@@ -42,9 +43,15 @@ class PartitionedRows(RowSender[int]):
     """
 
     def __init__(
-        self, subject: str, retry_s: float, *, may_skip: Callable[[RowTarget], bool] = lambda _: False, rules: RetryRules = ORDERED_SINK
+        self,
+        subject: str,
+        retry_s: float,
+        *,
+        may_skip: Callable[[RowTarget], bool] = lambda _: False,
+        rules: RetryRules = ORDERED_SINK,
+        prints_of: Callable[[Load], Prints],
     ) -> None:
-        super().__init__(subject, retry_s, rules)
+        super().__init__(subject, retry_s, rules, prints_of)
         self._may_skip = may_skip
         self._open: dict[int, RoutePartition] = {}
         self._closed: dict[int, RoutePartition] = {}
@@ -56,6 +63,9 @@ class PartitionedRows(RowSender[int]):
         self._known: dict[int, int] = {}
         """For partitions that were closed during the attempt: batches below this number are known."""
         self._done = Done()
+        self._owed: Rows = np.empty(0, np.int64)
+        """Rows of earlier attempts that must still come, ascending."""
+        self._owed_ids: set[bytes] = set()
         self._waiting: deque[Load] = deque()
         self._left: list[Load] = []
         """Rows sent to partitions that are now closed; they may be stored."""
@@ -113,9 +123,15 @@ class PartitionedRows(RowSender[int]):
     def looked(self, target: RowTarget, found: LookedUp, now: float) -> None:
         self._succeeded()
         self._looked[target.partition] = found.number
-        self._done.add(found.rows, found.ids)
+        self._has_later |= found.has_later
+        self._done.add(found.rows, found.prints, found.ids)
+        self._owed = np.union1d(self._owed, found.rows[found.rows >= self._passed])
+        if not self._passed:
+            self._owed_ids |= found.ids
         window = self._windows.get(target.partition)
         if window is not None and window.wants_look:
+            for packet in window.flight:
+                self._compare(packet.load, self._done.prints(packet.load))
             self.found += window.looked(found.number, self._done, now)
         self._place(now)
 
@@ -134,15 +150,34 @@ class PartitionedRows(RowSender[int]):
             self._cut_one(self._waiting.popleft(), now)
 
     def _cut_one(self, load: Load, now: float) -> None:
+        self._come(load)
         rest = self._done.left(load)
         self.found += len(load.rows) - (0 if rest is None else len(rest.rows))
         if rest is None:
             return
+        self._refuse_if_later(rest)
         assert rest.lps is not None
         tiles = np.searchsorted(self._ends, rest.lps, "right")
         for tile in np.unique(tiles).tolist():
             piece = rest.pick(np.flatnonzero(tiles == tile))
             self._window(int(self._numbers[tile])).put(piece, now)
+
+    def _come(self, load: Load) -> None:
+        """Compare rows with those of earlier attempts."""
+        self._compare(load, self._done.prints(load))
+        if self._owed_ids and load.ids is not None:
+            self._owed_ids -= {each.tobytes() for each in load.ids}
+        self._passed = max(self._passed, int(load.rows[-1]) + 1)
+        due, self._owed = np.split(self._owed, [np.searchsorted(self._owed, self._passed)])
+        missing = np.setdiff1d(due, load.rows)
+        if len(missing):
+            raise self._misfit(int(missing[0]), "which no longer goes there")
+
+    def end(self) -> None:
+        if len(self._owed):
+            raise self._misfit(int(self._owed[0]), "which did not come again")
+        if self._owed_ids:
+            raise self._misfit(self._passed, f"with the message id {min(self._owed_ids).hex()}, which did not come again")
 
     def _window(self, number: int) -> PacketWindow:
         found = self._windows.get(number)

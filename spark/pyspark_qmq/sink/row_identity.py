@@ -85,12 +85,15 @@ class RowWriter:
         found["writer"], found["epoch"], found["row"] = self.hash, self.epoch, rows
         return found.view(np.uint8).reshape(-1, ID_BYTES)
 
-    def read_ids(self, ids: Ids) -> tuple[Rows, int]:
-        """The rows of a stored batch in this epoch, and the newest epoch in it; -1 if it has no row of this writer."""
+    def read_ids(self, ids: Ids) -> tuple[Rows, int, npt.NDArray[np.bool_]]:
+        """The rows of a stored batch in this epoch, its newest epoch (-1 if it has no row of this writer), and where the rows are in the
+        batch.
+        """
         found = np.ascontiguousarray(ids).view(_ROW_TYPE).reshape(-1)
-        mine = found[found["writer"] == self.hash]
-        newest = int(mine["epoch"].max()) if len(mine) else -1
-        return mine["row"][mine["epoch"] == self.epoch].astype(np.int64), newest
+        is_mine = found["writer"] == self.hash
+        newest = int(found["epoch"][is_mine].max()) if is_mine.any() else -1
+        is_mine &= found["epoch"] == self.epoch
+        return found["row"][is_mine].astype(np.int64), newest, is_mine
 
     # --- numbers outside of ordered partitions -------------------------------------------------------------------------
 

@@ -1,28 +1,42 @@
 """The base of `BalancedRows` and `PartitionedRows`: packets in flight to each queue, and pauses after failed lookups. Pure.
 
+A row that an earlier attempt stored must be the same row in this attempt: rows are known by their number in the task, so if Spark repeats
+an epoch with other tasks or in another order, a row that is taken for stored would be lost. So each row that is found stored is compared,
+and a stored row that this attempt does not have is refused, too.
+
+Spark begins an epoch when the one before is committed, so if rows of later epochs are stored, all rows of this one are. If an attempt has
+others, its query continues from an older copy of its checkpoint, and later epochs have stored them: they are refused.
+
 An unreachable metaserver or broker is asked again after growing pauses; after `retry_s` the task fails.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar
+
+import numpy as np
 
 from pyspark_qmq.sink.packet_window import PacketWindow
 from pyspark_qmq.sink.packets import Load, Packet
+from pyspark_qmq.sink.row_prints import Prints
 from qmq.delivery.retries import RetryRules, is_worth_another_try
-from qmq.errors import QmqError
+from qmq.errors import InvalidArgument, QmqError
 
 K = TypeVar("K", bound=Hashable)
 
 
 class RowSender(Generic[K]):
-    """The base of a `SubjectCore` that has a `PacketWindow` for each key."""
+    """The base of a `SubjectCore` that has a `PacketWindow` for each key. `prints_of`: the fingerprints of an attempt's rows."""
 
-    def __init__(self, subject: str, retry_s: float, rules: RetryRules) -> None:
+    def __init__(self, subject: str, retry_s: float, rules: RetryRules, prints_of: Callable[[Load], Prints]) -> None:
         self.stored = self.found = self.batches = 0
-        self._subject, self._retry_s, self._rules = subject, retry_s, rules
+        self._subject, self._retry_s, self._rules, self._prints_of = subject, retry_s, rules, prints_of
+        self._passed = 0
+        """Rows below this number have come."""
+        self._has_later = False
+        """Whether rows of later epochs are stored."""
         self._windows: dict[K, PacketWindow] = {}
         self._wants_location = True
         """Whether to ask where the subject is."""
@@ -45,6 +59,33 @@ class RowSender(Generic[K]):
     def _unsent(self) -> Iterable[Load]:
         """The rows without a queue."""
         raise NotImplementedError
+
+    # --- rows of earlier attempts ---------------------------------------------------------------------------------
+
+    def _compare(self, load: Load, stored: Prints) -> None:
+        """Compare rows with their fingerprints as stored; 0: not stored, or not known."""
+        chosen = np.flatnonzero(stored)
+        if len(chosen):
+            wrong = np.flatnonzero(self._prints_of(load.pick(chosen)) != stored[chosen])
+            if len(wrong):
+                raise self._misfit(int(load.rows[chosen[wrong[0]]]), "with another content")
+
+    def _misfit(self, row: int, how: str) -> InvalidArgument:
+        return InvalidArgument(
+            f"an earlier attempt of this epoch stored row {row} of this Spark partition in {self._subject!r} {how}. The plan before the "
+            "sink is not deterministic, or an earlier release planned this epoch, so the sink cannot know which rows are stored. Sort the "
+            "rows before they are written; to continue, perhaps with this epoch's rows stored twice, choose a new qmq.txnId"
+        )
+
+    def _refuse_if_later(self, load: Load) -> None:
+        """Refuse rows that are not stored, if later epochs are."""
+        if self._has_later:
+            raise InvalidArgument(
+                f"row {int(load.rows[0])} of this Spark partition is not stored in {self._subject!r}, but rows of later epochs are: the "
+                "checkpoint is an older copy, or its epochs ended elsewhere, so later epochs may have stored this row. To continue, put "
+                "back the newest checkpoint. Without it, start the query with a new checkpoint and qmq.txnId at the offsets up to which "
+                "the rows are stored"
+            )
 
     # --- lookups ---------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ A process caches the cluster by address for as long as it runs, so that a stream
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Final
 
 from pyspark_qmq.servers.blocking_connection import BlockingConnection
@@ -94,7 +95,7 @@ class SinkCluster:
     def _create(self, subject: str) -> None:
         failure: QmqError = NotConnected(f"no metaserver could create {subject!r}")
         for address in self._servers:
-            with open_channel(address) as channel:
+            with closing(open_channel(address)) as channel:
                 request = pb.CreateSubjectRequest(settings=pb.SubjectSettings(name=subject))
                 try:
                     call(channel, meta_pb2_grpc.MetaStub, "CreateSubject", request, address)

@@ -20,11 +20,12 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_qmq.servers.blocking_connection import BlockingConnection
-from pyspark_qmq.sink import arrow_vectors, batch_encoding, packets
+from pyspark_qmq.sink import arrow_vectors, batch_encoding, packets, row_prints
 from pyspark_qmq.sink.balanced_rows import BalancedRows
 from pyspark_qmq.sink.chunks import RowChunk, cut
 from pyspark_qmq.sink.core_requests import Ask, Locate, LookedUp, SubjectCore, Where
-from pyspark_qmq.sink.packets import Packet
+from pyspark_qmq.sink.left_over import Destination
+from pyspark_qmq.sink.packets import Load, Packet
 from pyspark_qmq.sink.partitioned_rows import PartitionedRows
 from pyspark_qmq.sink.row_identity import Ids, RowTarget, RowWriter
 from pyspark_qmq.sink.sink_connection import SinkAnswer, SinkConnection
@@ -93,8 +94,8 @@ class WriteTask:
         self._clock, self._time_ms = clock, time_ms
         self._retry_s = options.retry_ms / 1000
         self._kinds: dict[str, int] = {}
-        self._cores: dict[tuple[str, bool], SubjectCore] = {}
-        self._active: dict[tuple[str, bool], SubjectCore] = {}
+        self._cores: dict[Destination, SubjectCore] = {}
+        self._active: dict[Destination, SubjectCore] = {}
         self._connections: dict[tuple[str, bool], SinkConnection] = {}
         self._events: SimpleQueue[SinkAnswer] = SimpleQueue()
 
@@ -103,6 +104,7 @@ class WriteTask:
 
         Raises:
             InvalidArgument, MessageTooLarge, DelayTooLong, OrderMismatch, InvalidName: a row is invalid.
+            InvalidArgument: an earlier attempt stored other rows.
             UnknownSubject: a subject does not exist.
             NotConnected, DeadlineExceeded: a broker group was unreachable for `qmq.retryMs`. The next attempt finds the rows stored so far.
         """
@@ -113,10 +115,17 @@ class WriteTask:
                 rows += chunk.batch.num_rows
                 self._pump(INFLIGHT_BYTES)
             self._pump(0)
+            for core in self._cores.values():
+                core.end()
         finally:
             self._end()
         cores = self._cores.values()
         return Counts(rows, sum(core.batches for core in cores), sum(core.found for core in cores))
+
+    @property
+    def destinations(self) -> frozenset[Destination]:
+        """The subjects of its rows, and whether the rows are delayed."""
+        return frozenset(self._cores)
 
     # --- rows in -------------------------------------------------------------------------------------------------------
 
@@ -162,9 +171,14 @@ class WriteTask:
 
     def _core(self, subject: str, is_delayed: bool, *, is_ordered: bool) -> SubjectCore:
         if is_ordered and not is_delayed:
-            return PartitionedRows(subject, self._retry_s, may_skip=lambda to: self._cluster.may_skip(self._writer, to))
+            return PartitionedRows(
+                subject, self._retry_s, may_skip=lambda to: self._cluster.may_skip(self._writer, to), prints_of=self._prints_of
+            )
         home = DelayHome(subject) if is_ordered else None
-        return BalancedRows(subject, self._writer, self._retry_s, is_delayed=is_delayed, home=home)
+        return BalancedRows(subject, self._writer, self._retry_s, is_delayed=is_delayed, home=home, prints_of=self._prints_of)
+
+    def _prints_of(self, load: Load) -> row_prints.Prints:
+        return row_prints.of_load(load, self._fields)
 
     # --- batches out ---------------------------------------------------------------------------------------------------
 

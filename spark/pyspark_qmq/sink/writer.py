@@ -9,13 +9,16 @@ from __future__ import annotations
 import sys
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 from pyspark.taskcontext import TaskContext
 
+from pyspark_qmq.servers.retry_deadline import patiently
+from pyspark_qmq.sink.left_over import WrittenRows, refuse_left_over
 from pyspark_qmq.sink.row_identity import RowWriter
 from pyspark_qmq.sink.sink_options import SinkOptions
 from pyspark_qmq.sink.sink_schema import Fields
@@ -27,14 +30,21 @@ if TYPE_CHECKING:
 
 QUERY: str = "sql.streaming.queryId"
 EPOCH: str = "streaming.sql.batchId"
+RUN: str = "spark.jobGroup.id"
+"""A query's run, from start to end. Only its first epoch may be a repetition: a run ends when an epoch fails."""
+
+_runs: set[str] = set()
+"""The runs that this process has written for."""
 
 
 @dataclass
 class Written(WriterCommitMessage):
     """The result of one task."""
 
-    partition: int
-    counts: Counts = field(default_factory=Counts)
+    rows: WrittenRows
+    counts: Counts
+    may_repeat: bool
+    """Whether an earlier attempt of the epoch may have had other tasks."""
 
 
 class LogWriter(DataSourceArrowWriter):
@@ -47,10 +57,11 @@ class LogWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """One task's rows. Raises as `WriteTask.run`."""
-        return _write(iterator, self._options, self._fields, self._name, 0)
+        return _write(iterator, self._options, self._fields, self._name, 0, may_repeat=bool(self._options.txn_id))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Everything that tasks reported as stored is stored; this only logs how much."""
+        """Everything that tasks reported as stored is stored. Raises InvalidArgument if an earlier attempt had more tasks."""
+        _check(self._options, messages)
         _say(f"batch {self._name}", messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -71,10 +82,15 @@ class LogStreamWriter(DataSourceStreamArrowWriter):
         query, epoch = context.getLocalProperty(QUERY), context.getLocalProperty(EPOCH)
         if epoch is None or (query is None and not self._options.txn_id):
             raise InvalidArgument("Spark passes no query id and epoch, so the sink cannot tell a repeated write from a new one")
-        return _write(iterator, self._options, self._fields, self._options.txn_id or str(query), int(epoch))
+        run = context.getLocalProperty(RUN) or uuid.uuid4().hex
+        may_repeat = run not in _runs
+        found = _write(iterator, self._options, self._fields, self._options.txn_id or str(query), int(epoch), may_repeat=may_repeat)
+        _runs.add(run)
+        return found
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - the name is Spark's
-        """Everything that tasks reported as stored is stored; this only logs how much."""
+        """Everything that tasks reported as stored is stored. Raises InvalidArgument if an earlier attempt had more tasks."""
+        _check(self._options, messages)
         _say(f"epoch {batchId}", messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - the name is Spark's
@@ -107,12 +123,27 @@ def _context() -> Any:
     return context
 
 
-def _write(iterator: Iterator[pa.RecordBatch], options: SinkOptions, fields: Fields, name: str, epoch: int) -> Written:
+def _write(iterator: Iterator[pa.RecordBatch], options: SinkOptions, fields: Fields, name: str, epoch: int, *, may_repeat: bool) -> Written:
     from pyspark_qmq.sink.sink_cluster import cluster_at  # Imported here because only executors open connections.
 
     partition = _context().partitionId()
     writer = RowWriter(name, partition, epoch, has_own_ids=fields.message_id >= 0)
-    return Written(partition, WriteTask(cluster_at(options.servers), writer, fields, options).run(iterator))
+    task = WriteTask(cluster_at(options.servers), writer, fields, options)
+    counts = task.run(iterator)
+    return Written(WrittenRows(writer, counts.rows, task.destinations), counts, may_repeat)
+
+
+def _check(options: SinkOptions, messages: list[WriterCommitMessage | None]) -> None:
+    """Raise InvalidArgument if an earlier attempt stored rows that no task has now."""
+    from pyspark_qmq.sink.sink_cluster import SinkCluster
+
+    written = [each for each in messages if isinstance(each, Written)]
+    if any(each.may_repeat for each in written):
+        more = [(options.subject, False)] if options.subject else []
+        with closing(SinkCluster(options.servers)) as cluster:
+            refuse_left_over(
+                lambda ask, writer: patiently(lambda: cluster.answer(ask, writer), options.retry_ms), [each.rows for each in written], more
+            )
 
 
 def _say(what: str, messages: list[WriterCommitMessage | None]) -> None:

@@ -1,0 +1,78 @@
+"""Looks for rows that an earlier attempt of an epoch stored and that no task of this attempt has. Pure.
+
+A task compares its rows with those of the same Spark partition (`row_sender.py`). If the repeated epoch has fewer tasks, nobody has the
+partitions of the others: their rows are in other tasks now, which have stored them a second time. So when all tasks are done, the driver
+looks for rows
+
+* of the next `BEYOND` Spark partitions. Spark starts tasks in the order of their partitions, so an attempt that stored rows of any later
+  partition stored rows of one of these, too;
+* of each Spark partition in the subjects that only other partitions have now. A partition without any row is left out: its source may have
+  lost them (`failOnDataLoss=false`), which loses and repeats nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from pyspark_qmq.sink.core_requests import Ask, Locate, Look, LookedUp, Where
+from pyspark_qmq.sink.row_identity import RowTarget, RowWriter
+from pyspark_qmq.source_model import Routes
+from qmq.errors import AccessDenied, InvalidArgument, UnknownSubject
+
+BEYOND: Final = 16
+"""Spark partitions, about as many as the cores that one attempt may have used more than another."""
+Answer = Callable[[Ask, RowWriter], Where | LookedUp]
+Destination = tuple[str, bool]
+"""A subject, and whether the rows are delayed."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenRows:
+    """What a task of this attempt wrote."""
+
+    writer: RowWriter
+    rows: int
+    destinations: frozenset[Destination]
+
+
+def refuse_left_over(answer: Answer, tasks: Sequence[WrittenRows], destinations: Iterable[Destination] = ()) -> None:
+    """`tasks`: all tasks of the epoch. `destinations`: more than those of the tasks. Raises InvalidArgument, and as `answer`."""
+    if not tasks:
+        return
+    epoch = tasks[0].writer
+    known = {each.writer.partition: each for each in tasks}
+    for subject, is_delayed in sorted({*destinations, *[to for each in tasks for to in each.destinations]}):
+        try:
+            where = answer(Locate(subject, is_delayed), epoch)
+        except (UnknownSubject, AccessDenied):  # The subject of rows that name none, and each row names one.
+            continue
+        for partition in range(len(tasks) + BEYOND):
+            task, writer = known.get(partition), replace(epoch, partition=partition)
+            if task is not None and (not task.rows or (subject, is_delayed) in task.destinations):
+                continue
+            for queue in _queues(where, subject, is_delayed):
+                if _has_rows(answer(Look(queue), writer)):
+                    raise _left_over(writer, subject, len(tasks))
+
+
+def _queues(where: Where | LookedUp, subject: str, is_delayed: bool) -> list[RowTarget]:
+    assert not isinstance(where, LookedUp)
+    if isinstance(where, Routes):
+        return [RowTarget(subject, part.number, part.broker_group) for part in where.partitions.values()]
+    return [RowTarget(subject, 0, group, is_delayed) for group in where]
+
+
+def _has_rows(found: Where | LookedUp) -> bool:
+    assert isinstance(found, LookedUp)
+    return bool(found.runs or len(found.rows) or found.ids)
+
+
+def _left_over(writer: RowWriter, subject: str, tasks: int) -> InvalidArgument:
+    return InvalidArgument(
+        f"an earlier attempt of epoch {writer.epoch} stored rows of Spark partition {writer.partition} in {subject!r}, which this attempt "
+        f"with {tasks} Spark partitions does not have. All rows of the epoch are stored, and these ones perhaps twice: the source cut the "
+        "epoch into other tasks, as Spark's file sources do with another number of cores. To continue, choose a new qmq.txnId: the "
+        "epoch's rows are then stored once more. To avoid this, repartition by a column and sort, or keep the cores and options"
+    )
