@@ -19,6 +19,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from qmq import blocking as blocking
     from qmq import errors
     from qmq.client import payloads as payload
@@ -151,6 +153,7 @@ def connect(
     state_dir: StateDir = None,
     tls: Tls | None = None,
     token: Token = None,
+    delivery_timeout: timedelta | None = None,
 ) -> Client:
     """A client of the cluster whose metaservers are at `addresses` ("host:port"; several are separated by commas, or given as a list). The
     default is QMQ_SERVER, then the context that QMQ_CONTEXT names, then "localhost:20880".
@@ -161,11 +164,13 @@ def connect(
     start, the acknowledgements that no broker could receive. The default is QMQ_STATE_DIR, then ~/.local/state/qmq; False keeps none
     (docs/DELIVERY.md). `tls` says where certificates are, if the cluster uses TLS; the default is QMQ_TLS_CA, QMQ_TLS_CERT and QMQ_TLS_KEY
     (docs/SECURITY.md). `token` says who this client is, if its certificate does not: the token, the `Path` of a file that holds it, or a
-    function that returns the current one. The default is QMQ_TOKEN_FILE, then QMQ_TOKEN (docs/ACCESS.md). Raises InvalidArgument for a
+    function that returns the current one. The default is QMQ_TOKEN_FILE, then QMQ_TOKEN (docs/ACCESS.md). `delivery_timeout` is how long
+    a message may take to be stored before its sender gets DeadlineExceeded; the default is two minutes. Raises InvalidArgument for a
     malformed address, InvalidName.
     """
     from qmq.blocking import beside
     from qmq.client.client import Client
+    from qmq.client.client_timing import timing_with
     from qmq.security.contexts import default_server
     from qmq.security.tls_network import network_of
 
@@ -177,4 +182,5 @@ def connect(
         state_dir=state_dir,
         network=network_of(tls, token),
         for_threads=beside,
+        timing=timing_with(delivery_timeout),
     )

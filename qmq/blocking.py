@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from qmq.blocking_base import BlockingClientBase, BlockingConsumerBase, LoopThread
 from qmq.blocking_parts import BlockingAccess, BlockingDelayed, BlockingMetadata
 from qmq.client.client import Client
+from qmq.client.client_timing import timing_with
 from qmq.client.interceptors import Interceptor
 from qmq.client.state_folder import StateDir
 from qmq.security.client_tokens import Token
@@ -92,7 +93,7 @@ class BlockingClient(BlockingClientBase):
 
     @property
     def metadata(self) -> BlockingMetadata:
-        """Administration: subjects, groups, routes and broker groups, as a metaserver sees them."""
+        """Administration: subjects, groups, routes and broker groups, as a metaserver sees them. It works in any event loop."""
         return BlockingMetadata(self._thread, self._thread.call(lambda: self._client.metadata))
 
     def browse(
@@ -189,6 +190,7 @@ class BlockingClient(BlockingClientBase):
         pull_bytes: int = 1024 * 1024,
         lease_ms: int = 30000,
         expired: str = "raise",
+        condition: str = "",
     ) -> BlockingConsumer:
         """A consumer of a group: iterate over it, or `pull`.
 
@@ -196,8 +198,9 @@ class BlockingClient(BlockingClientBase):
         from "latest" on by default; a consumer that returns with the same `name` continues where it stopped. At most `prefetch` messages
         and `prefetch_bytes` bytes (the last batch may exceed them) are unsettled at a time. By default `prefetch` is 2,000, up to
         16,000 while the application handles within a tenth of a second what it holds. With `expired="skip"` the consumer continues with the
-        oldest stored message where retention deleted some; the default raises MessagesExpired. Raises InvalidName, InvalidArgument,
-        ClientClosed.
+        oldest stored message where retention deleted some; the default raises MessagesExpired. `condition` says what this application
+        selects among the messages by itself. All consumers of a group have the same tags and the same condition; another one is refused
+        with InvalidArgument. Raises InvalidName, InvalidArgument, ClientClosed.
         """
         return BlockingConsumer(
             self._thread,
@@ -217,6 +220,7 @@ class BlockingClient(BlockingClientBase):
                     pull_bytes=pull_bytes,
                     lease_ms=lease_ms,
                     expired=expired,
+                    condition=condition,
                 )
             ),
             self.interceptors,
@@ -274,10 +278,11 @@ class BlockingConsumer(BlockingConsumerBase):
         self._thread.call(lambda: self._consumer.resume())
 
     def close(self, error: BaseException | None = None) -> None:
-        """Send the remaining verdicts and leave the group. The message that the loop is handling fails (with `error`, if there is one);
+        """Send the remaining verdicts and leave the group. The messages that tasks are handling fail (with `error`, if there is one);
         unseen messages return to the group immediately.
 
-        Waits until retries with a delay of more than an hour are stored, for two minutes at most.
+        Waits until retries with a delay of more than an hour are stored, for two minutes at most. If this call is cancelled, the consumer
+        leaves without that wait; another call returns when it has left.
         """
         self._thread.run(self._consumer.close(error))
 
@@ -291,6 +296,7 @@ def connect(
     state_dir: StateDir = None,
     tls: Tls | None = None,
     token: Token = None,
+    delivery_timeout: timedelta | None = None,
 ) -> BlockingClient:
     """A client whose calls wait; `qmq.connect` explains the parameters and the errors."""
     thread = LoopThread()
@@ -302,6 +308,7 @@ def connect(
         state_dir=state_dir,
         network=network_of(tls, token),
         for_threads=beside,
+        timing=timing_with(delivery_timeout),
     )
     thread.start()
     return BlockingClient(client, thread)

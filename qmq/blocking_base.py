@@ -7,11 +7,14 @@ from these.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, overload
 
 from qmq.client.client import Client
 from qmq.client.consumer import Consumer
@@ -20,49 +23,101 @@ from qmq.client.listening.listener_options import ListenerOptions
 from qmq.client.listening.process_signals import asked_in_main_thread
 from qmq.client.message import Message, Messages, Settler, Slice
 from qmq.client.outbox_entry import GRACE
-from qmq.errors import ClientClosed
+from qmq.errors import ClientClosed, InvalidArgument
 from qmq.wire.settle_payloads import Verdict
 
 if TYPE_CHECKING:
     from qmq.sql.outbox import Outbox
     from qmq.sql.outbox_blocking import BlockingOutbox
 
+_CLOSED: Final = "the client is closed: make a new one with qmq.blocking.connect()"
 _R = TypeVar("_R")
 _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
 
 class LoopThread:
-    """The event loop of an asyncio client, for callers in other threads: in a thread that it starts, or in one of the application."""
+    """The event loop of an asyncio client, for callers in other threads: in a thread that it starts, or in one of the application.
+
+    A caller waits only for a loop that can answer: not after `close`, not in the loop's own thread, and not in a forked child, which does
+    not have its parent's threads.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """`loop` is the application's, which starts and stops it. Without one there is a new loop; `start` begins its thread."""
         self.is_own = loop is None
         self.loop = loop or asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="qmq-client", daemon=True)
+        self._process = os.getpid()
+        self._submitting = threading.Lock()
+        """What is submitted under it gets an answer, or is cancelled by `close`."""
+        self._is_closing = self._is_ended = False
 
     def start(self) -> None:
         """Begin the loop's own thread."""
         self._thread.start()
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process inherited the object from its parent."""
+        return self._process != os.getpid()
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the caller runs in the loop's thread."""
+        try:
+            return asyncio.get_running_loop() is self.loop
+        except RuntimeError:
+            return False
+
     def run(self, work: Coroutine[Any, Any, _R]) -> _R:
-        """Run a coroutine in the loop, and wait for it. Raises what it raises, ClientClosed."""
-        if self.loop.is_closed():
+        """Run a coroutine in the loop, and wait for it. Raises what it raises, ClientClosed, and InvalidArgument in the loop's thread."""
+        try:
+            future = self._submit(work)
+        except BaseException:
             work.close()
-            raise ClientClosed("the client is closed: make a new one with qmq.blocking.connect()")
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+            raise
         try:
             return future.result()
-        except BaseException:
+        except BaseException as failure:
             future.cancel()
+            if isinstance(failure, CancelledError) and (self._is_ended or self.loop.is_closed()):
+                raise ClientClosed(_CLOSED) from None
             raise
+
+    def _submit(self, work: Coroutine[Any, Any, _R]) -> Future[_R]:
+        if self.is_forked:
+            raise ClientClosed("the client was made before a fork, and its thread is in the parent process: make a new one in this process")
+        self._check_outside()
+        with self._submitting:
+            self._check_open()
+            return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def _check_outside(self) -> None:
+        if self.is_inside:
+            raise InvalidArgument(
+                "a blocking client was called in its own event loop, which cannot answer while it waits: let the handler be a plain"
+                " function, or an async one that awaits the asyncio client of its context (context.mq)"
+            )
+
+    def _check_open(self) -> None:
+        if self._is_ended or self.loop.is_closed():
+            raise ClientClosed(_CLOSED)
 
     def call(self, function: Callable[[], _R]) -> _R:
         """Call a function in the loop's thread, and wait for it. Raises what it raises, ClientClosed."""
+        if self.is_inside and not self.is_forked:
+            return function()
 
         async def called() -> _R:
             return function()
 
         return self.run(called())
+
+    def call_soon(self, function: Callable[..., object], *arguments: object) -> None:
+        """Call a function in the loop's thread, without waiting for it. Raises ClientClosed."""
+        with self._submitting:
+            self._check_open()
+            self.loop.call_soon_threadsafe(function, *arguments)
 
     def iterate(self, items: AsyncIterator[_R]) -> Iterator[_R]:
         """The items, each fetched when it is asked for."""
@@ -74,11 +129,37 @@ class LoopThread:
         while (item := self.run(following())) is not end:
             yield item  # type: ignore[misc]
 
-    def stop(self) -> None:
-        """End the loop's own thread, and close the loop."""
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
+    def close(self, last: Callable[[], Coroutine[Any, Any, object]] | None = None) -> None:
+        """Run `last` and end the loop's own thread. Calls that wait then, in other threads, raise ClientClosed.
+
+        Harmless to repeat; does nothing in a forked child, or to the application's loop. Raises as `run`.
+        """
+        if self.is_forked or not self.is_own:
+            return
+        self._check_outside()
+        with self._submitting:
+            if self._is_closing:
+                return
+            self._is_closing = True
+        try:
+            if last is not None:
+                self.run(last())
+        finally:
+            with self._submitting:
+                self._is_ended = True
+            asyncio.run_coroutine_threadsafe(_cancel_others(), self.loop).result()
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join()
+            self.loop.close()
+
+
+async def _cancel_others() -> None:
+    """Cancel all tasks of the loop, which began before this one."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for each in others:
+        each.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_asyncgens()
 
 
 class BlockingPart:
@@ -139,16 +220,12 @@ class BlockingClientBase(BlockingPart):
 
     def stop(self) -> None:
         """See `qmq.Client.stop`. From any thread."""
-        self._thread.loop.call_soon_threadsafe(self._client.stop)
+        with suppress(ClientClosed):
+            self._thread.call_soon(self._client.stop)
 
     def close(self) -> None:
         """See `qmq.Client.close`. A client beside an asyncio client is closed with that one, and not here."""
-        if not self._thread.is_own or self._thread.loop.is_closed():
-            return
-        try:
-            self._thread.run(self._client.close())
-        finally:
-            self._thread.stop()
+        self._thread.close(self._client.close)
 
     def __enter__(self) -> Self:
         return self
@@ -157,22 +234,68 @@ class BlockingClientBase(BlockingPart):
         self.close()
 
 
+class _ThreadOwner:
+    """A thread that iterates over a consumer: what a task is for the asyncio client (`task_messages.py`). Used in the loop's thread."""
+
+    def __init__(self) -> None:
+        self._calls: list[Callable[[_ThreadOwner], object]] = []
+
+    def add_done_callback(self, call: Callable[[_ThreadOwner], object], /) -> None:
+        self._calls.append(call)
+
+    def remove_done_callback(self, call: Callable[[_ThreadOwner], object], /) -> None:
+        self._calls.remove(call)
+
+    def ended(self) -> None:
+        """The thread has ended."""
+        calls, self._calls = self._calls, []
+        for call in calls:
+            call(self)
+
+    def cancelled(self) -> bool:
+        return False
+
+    def exception(self) -> None:
+        """How a thread ends is not known."""
+
+
+class _ThreadLife:
+    """Lives as long as the thread whose `threading.local` has it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.owner = _ThreadOwner()
+        self._loop = loop
+
+    def __del__(self) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self.owner.ended)
+
+
 class BlockingConsumerBase(BlockingPart):
     def __init__(self, thread: LoopThread, consumer: Consumer, interceptors: Chain) -> None:
         super().__init__(thread)
         self._consumer = consumer
         self._interceptors = interceptors
+        self._of_thread = threading.local()
 
     def _wrap(self, settler: Settler) -> Settler:
         return _FromAnyThread(self._thread, settler)
 
     def __iter__(self) -> Iterator[Message]:
+        """A message is acknowledged when the thread that got it asks for the next one (`ack="auto"`)."""
         while True:
-            # Not the loop's own interception: a message is handled in the caller's thread and context.
-            message = self._thread.run(Consumer.__anext__(self._consumer))
+            message = self._thread.run(self._consumer.next_for(self._owner()))
             message.settle_through(self._wrap)
+            # Not the loop's own interception: a message is handled in the caller's thread and context.
             with self._interceptors.handling(message, self._consumer.group):
                 yield message
+
+    def _owner(self) -> _ThreadOwner:
+        """What stands for the calling thread."""
+        life: _ThreadLife | None = getattr(self._of_thread, "life", None)
+        if life is None:
+            life = self._of_thread.life = _ThreadLife(self._thread.loop)
+        return life.owner
 
     def pull(self, messages_max: int = 1000, wait: timedelta = timedelta(seconds=20)) -> Messages:
         """See `qmq.Consumer.pull`."""

@@ -41,7 +41,7 @@ class BlockingDelayed(BlockingPart):
 
     def move(self, id: str | DelayedId, when: When) -> DelayedMessage:
         """Change the due time, by a timedelta from now or a datetime; a time in the past means now. For a recurring message this moves the
-        next run.
+        next run only: the runs between its time by the schedule and the new one come after it, late, and none comes twice.
 
         Raises as `cancel`, and DelayTooLong.
         """
@@ -97,7 +97,10 @@ class BlockingMetadata(BlockingPart):
         return self._thread.run(self._part.find_subject(name))
 
     def describe_groups(self, subject: str = "", group: str = "") -> Partial[control_pb2.Group]:
-        """The progress of groups, on the broker groups that answer. Raises UnknownSubject, UnknownGroup; NotConnected if none answers."""
+        """The progress of groups of unordered subjects, on the broker groups that answer. `describe_route` has those of an ordered one.
+
+        Raises UnknownSubject, UnknownGroup; OrderMismatch for a group of an ordered subject; NotConnected if none answers.
+        """
         return self._thread.run(self._part.describe_groups(subject, group))
 
     def reset_group(

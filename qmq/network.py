@@ -17,12 +17,14 @@ import asyncio
 import ipaddress
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from qmq.errors import InvalidArgument, Stopping
+from qmq.server_name import NameSource
+from qmq.text_numbers import PORT_MAX, joined, whole_number
 from qmq.token_source import TokenSource, no_token
 
 if TYPE_CHECKING:
@@ -36,6 +38,8 @@ PATH_BYTES_MAX: Final = 107
 """The longest path of a socket on Linux, in bytes, without the zero byte after it. Other systems allow a few less."""
 BACKLOG: Final = 1024
 _LOOK_S: Final = 0.2
+RESOLVE_S: Final = 2.0
+"""The longest wait for the address of a name. The system's own limit is often 10 s or more."""
 _CREDENTIALS: Final = Struct("iII")
 """The kernel's `struct ucred`: process, user, group."""
 
@@ -53,7 +57,7 @@ class Address(NamedTuple):
     path: str = ""
 
     def __str__(self) -> str:
-        return UNIX + self.path if self.path else f"{self.host}:{self.port}"
+        return UNIX + self.path if self.path else joined(self.host, self.port)
 
 
 def parse(address: str, default_port: int | None = None) -> Address:
@@ -62,12 +66,22 @@ def parse(address: str, default_port: int | None = None) -> Address:
     if text.startswith(UNIX):
         return Address("", 0, checked_path(text[len(UNIX) :]))
     host, separator, port = text.rpartition(":")
-    if not separator and default_port is not None:
-        host, port = port, str(default_port)
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if default_port is not None and (not separator or text.endswith("]")):
+        host, port = text, str(default_port)
+    number = whole_number(port, PORT_MAX, 1)
+    is_wrong = host.startswith("[") != host.endswith("]") or (":" in host and not host.startswith("["))
+    if not host or number is None or is_wrong:
         example = f"localhost:{default_port or 20880}"
-        raise InvalidArgument(f"{address!r} is not an address: write host:port, such as {example}, or unix:/path/socket")
-    return Address(host, int(port))
+        raise InvalidArgument(
+            f"{address!r} is not an address: write host:port, such as {example} or [::1]:{default_port or 20880}, or unix:/path/socket"
+        )
+    return Address(host, number)
+
+
+def host_of(address: str) -> str:
+    """The host of an address, an IPv6 host without its brackets; of a socket, UNIX and its folder. Raises InvalidArgument."""
+    place = parse(address)
+    return UNIX + place.path.rpartition(":")[0] if place.path else place.host.strip("[]")
 
 
 def checked_path(path: str) -> str:
@@ -212,7 +226,7 @@ class Network:
             number = choose_port(host, port)
             path = f"{host[len(UNIX) :]}:{number}"
             return ServerListener(await loop.create_unix_server(factory, path, backlog=BACKLOG), number, path)
-        server = await loop.create_server(factory, host, port, backlog=BACKLOG)
+        server = await loop.create_server(factory, host.strip("[]"), port, backlog=BACKLOG)
         return ServerListener(server, server.sockets[0].getsockname()[1])
 
     async def connect(self, address: str, factory: Factory) -> None:
@@ -220,14 +234,18 @@ class Network:
         loop, place = asyncio.get_running_loop(), parse(address)
         if place.path:
             await loop.create_unix_connection(factory, place.path)
-        else:
-            await loop.create_connection(factory, place.host.strip("[]"), place.port)
+            return
+        host = place.host.strip("[]")
+        await require_resolvable(host)
+        await loop.create_connection(factory, host, place.port)
 
-    def channel(self, address: str, token: TokenSource = no_token) -> grpc.aio.Channel:
-        """A control connection. It is opened at its first use and shows a token with each call; the caller closes it."""
+    def channel(self, address: str, server: NameSource, token: TokenSource = no_token) -> grpc.aio.Channel:
+        """A control connection to a server that now has this address. It is opened at its first use, names the server and shows a token
+        with each call; the caller closes it.
+        """
         from qmq.rpc_channel import RpcChannel  # importing gRPC takes half of a client's import time
 
-        return RpcChannel(address, token=token)
+        return RpcChannel(address, server, token=token)
 
     async def serve(self, server: grpc.aio.Server, host: str, port: int, door: RpcDoor) -> RpcPort:
         """Start a gRPC server at a port; port 0 takes a free port. Raises OSError if the port is taken, InvalidArgument."""
@@ -242,6 +260,51 @@ class Network:
 
 NETWORK: Final = Network()
 """The default network."""
+
+
+async def require_resolvable(host: str) -> None:
+    """Raises socket.gaierror if the name has no address, or none that DNS tells in time."""
+    with suppress(ValueError):
+        ipaddress.ip_address(host.partition("%")[0])
+        return  # asking for it would cost each connection a turn of a thread
+    try:
+        async with asyncio.timeout(RESOLVE_S):
+            await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except TimeoutError:
+        raise socket.gaierror(socket.EAI_AGAIN, "DNS does not answer") from None
+
+
+class NamePatience:
+    """How long a client waits for the address of a server's name. Pure; `now_s` is a monotonic clock.
+
+    A name that never had an address since the client began is a mistake: after `patience_s` the client says so, and no longer waits. If a
+    name had one, DNS is away, and the client waits as for every server that is away.
+    """
+
+    def __init__(self, now_s: Callable[[], float], patience_s: float) -> None:
+        self._now_s, self._patience_s = now_s, patience_s
+        self._since_s: dict[str, float] = {}
+        self._found: set[str] = set()
+
+    def tries(self, address: str) -> None:
+        """The client connects to the address."""
+        if address not in self._found:
+            self._since_s.setdefault(address, self._now_s())
+
+    def found(self, address: str) -> None:
+        """The name has an address."""
+        self._found.add(address)
+        self._since_s.pop(address, None)
+
+    @property
+    def has_found(self) -> bool:
+        """Whether any name had an address."""
+        return bool(self._found)
+
+    def is_over(self, addresses: Iterable[str]) -> bool:
+        """Whether all of these, which have just failed, were tried for long enough."""
+        tried_s = [self._since_s.get(each) for each in addresses]
+        return all(each is not None and self._now_s() - each >= self._patience_s for each in tried_s)
 
 
 def is_private(address: str, *, is_encrypted: bool) -> bool:
@@ -287,8 +350,8 @@ class TokenNetwork(Network):
     async def connect(self, address: str, factory: Factory) -> None:
         await self._inner.connect(address, factory)
 
-    def channel(self, address: str, token: TokenSource = no_token) -> grpc.aio.Channel:
-        return self._inner.channel(address, lambda: self.token_for(address))
+    def channel(self, address: str, server: NameSource, token: TokenSource = no_token) -> grpc.aio.Channel:
+        return self._inner.channel(address, server, lambda: self.token_for(address))
 
     async def serve(self, server: grpc.aio.Server, host: str, port: int, door: RpcDoor) -> RpcPort:
         return await self._inner.serve(server, host, port, door)
@@ -304,7 +367,7 @@ def bind(server: grpc.aio.Server, host: str, port: int) -> int:
     """Bind a gRPC server and return its port. Raises OSError if the port is taken."""
     number = choose_port(host, port)
     try:
-        bound: int = server.add_insecure_port(f"{host}:{number}")
+        bound: int = server.add_insecure_port(joined(host, number))
     except RuntimeError as cause:
         raise OSError(f"port {port} on {host} cannot be opened: is another `qmq dev` running? ({cause})") from cause
     return number if host.startswith(UNIX) else bound

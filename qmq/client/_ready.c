@@ -1,8 +1,8 @@
 /* What a consumer does for each message, compiled: ready_messages.py has the same classes in Python and describes them, and ready_form.py chooses.
  *
- * An `async for` over `ReadyMessages` makes no coroutine for a message that is ready: the object is its own awaitable, and `am_send` returns
- * the message. Only when no message is ready, `am_await` returns the iterator of the coroutine that `wait` makes. So one object serves any
- * number of tasks, and nothing happens before the `await`.
+ * An `async for` over `ReadyMessages` makes no coroutine of Python for a message. Each call of `anext` gives a coroutine of its own, a `Next`,
+ * which notes who asks; nothing else happens before it is awaited. It returns a message that is ready, and otherwise passes on what the
+ * coroutine that `wait` makes sends. An `async for` drops a `Next` before it asks for the following one, so the same object serves again.
  *
  * The limited API of Python 3.11: one binary for all later versions. Types are kept in static variables, because slots of types cannot find
  * their module in that API; a subinterpreter of its own cannot load the module, and uses the Python form.
@@ -12,23 +12,29 @@
 #include <Python.h>
 #include <stdint.h>
 #include <structmember.h>
+#include <time.h>
 
-static PyTypeObject *fields_type, *acks_type;
-static PyObject *name_attempt, *name_batch, *name_bodies, *name_count, *name_decoded, *name_offset, *name_pull, *name_settler;
+#define LOOP_S 0.05 /* as in ready_messages.py */
+
+static PyTypeObject *fields_type, *acks_type, *holding_type, *next_type;
+static PyObject *name_add, *name_attempt, *name_batch, *name_bodies, *name_count, *name_decoded, *name_finish, *name_holding, *name_offset;
+static PyObject *name_pull, *name_settler, *name_task;
+/* The module `time`'s own `monotonic`. */
+static PyObject *monotonic;
 
 /* --- MessageFields ------------------------------------------------------------------------------------------------------ */
 
 typedef struct {
     PyObject_HEAD
     PyObject *body, *batch, *settler;
-    long long pull;
+    long long pull, attempt;
     Py_ssize_t index;
-    int attempt;
     char is_settled;
 } Fields;
 
 /* A message with a body, whose reference it takes, also on failure. */
-static PyObject *make_message(PyTypeObject *type, PyObject *settler, PyObject *batch, PyObject *body, Py_ssize_t index, int attempt, long long pull)
+static PyObject *make_message(PyTypeObject *type, PyObject *settler, PyObject *batch, PyObject *body, Py_ssize_t index, long long attempt,
+    long long pull)
 {
     Fields *self = body != NULL ? (Fields *)PyType_GenericAlloc(type, 0) : NULL;
     if (self == NULL) {
@@ -49,9 +55,8 @@ static PyObject *fields_new(PyTypeObject *type, PyObject *args, PyObject *named)
     static char *names[] = {"settler", "batch", "index", "attempt", "pull", NULL};
     PyObject *settler, *batch;
     Py_ssize_t index;
-    int attempt;
-    long long pull;
-    if (!PyArg_ParseTupleAndKeywords(args, named, "OOniL", names, &settler, &batch, &index, &attempt, &pull))
+    long long attempt, pull;
+    if (!PyArg_ParseTupleAndKeywords(args, named, "OOnLL", names, &settler, &batch, &index, &attempt, &pull))
         return NULL;
     PyObject *bodies = PyObject_GetAttr(batch, name_decoded);
     if (bodies == Py_None) {
@@ -93,7 +98,7 @@ static void fields_dealloc(Fields *self)
 
 static PyMemberDef fields_members[] = {
     {"body", T_OBJECT_EX, offsetof(Fields, body), 0, NULL},
-    {"attempt", T_INT, offsetof(Fields, attempt), 0, NULL},
+    {"attempt", T_LONGLONG, offsetof(Fields, attempt), 0, NULL},
     {"is_settled", T_BOOL, offsetof(Fields, is_settled), 0, NULL},
     {"pull_sequence", T_LONGLONG, offsetof(Fields, pull), 0, NULL},
     {"_batch", T_OBJECT_EX, offsetof(Fields, batch), 0, NULL},
@@ -177,40 +182,152 @@ static PyType_Spec acks_spec = {
     "qmq.client._ready.GatheredAcks", sizeof(Acks), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, acks_slots,
 };
 
+/* --- TaskHolding ------------------------------------------------------------------------------------------------------------ */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *task, *message, *earlier;
+} TaskHolding;
+
+static PyObject *holding_new(PyTypeObject *type, PyObject *args, PyObject *named)
+{
+    static char *names[] = {"task", NULL};
+    PyObject *task;
+    if (!PyArg_ParseTupleAndKeywords(args, named, "O", names, &task))
+        return NULL;
+    TaskHolding *self = (TaskHolding *)PyType_GenericAlloc(type, 0);
+    if (self != NULL)
+        self->task = Py_NewRef(task);
+    return (PyObject *)self;
+}
+
+static int holding_traverse(TaskHolding *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE((PyObject *)self));
+    Py_VISIT(self->task);
+    Py_VISIT(self->message);
+    Py_VISIT(self->earlier);
+    return 0;
+}
+
+static int holding_clear(TaskHolding *self)
+{
+    Py_CLEAR(self->task);
+    Py_CLEAR(self->message);
+    Py_CLEAR(self->earlier);
+    return 0;
+}
+
+static void holding_dealloc(TaskHolding *self)
+{
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
+    PyObject_GC_UnTrack(self);
+    holding_clear(self);
+    PyObject_GC_Del(self);
+    Py_DECREF(type);
+}
+
+static int is_none(PyObject *field)
+{
+    return field == NULL || field == Py_None;
+}
+
+static PyMemberDef holding_members[] = {
+    {"task", T_OBJECT, offsetof(TaskHolding, task), 0, NULL},
+    {"message", T_OBJECT, offsetof(TaskHolding, message), 0, NULL},
+    {"earlier", T_OBJECT, offsetof(TaskHolding, earlier), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot holding_slots[] = {
+    {Py_tp_doc, "What a task holds."},
+    {Py_tp_new, holding_new},
+    {Py_tp_traverse, holding_traverse},
+    {Py_tp_clear, holding_clear},
+    {Py_tp_dealloc, holding_dealloc},
+    {Py_tp_members, holding_members},
+    {0, NULL},
+};
+
+static PyType_Spec holding_spec = {
+    "qmq.client._ready.TaskHolding", sizeof(TaskHolding), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, holding_slots,
+};
+
 /* --- ReadyMessages ------------------------------------------------------------------------------------------------------ */
 
 typedef struct {
     PyObject_HEAD
-    PyObject *make, *clock, *refill, *wait;
-    int is_auto;
-    PyObject *current, *settler;
+    /* `held` is NULL if nothing is acknowledged. `task` is its function that returns the running task; `tasks` and `loop` are the dict of
+     * running tasks and its key, where Python has them: looking there takes a third of the time. */
+    PyObject *make, *clock, *refill, *wait, *held, *task, *tasks, *loop;
+    int is_monotonic;
+    /* That of the task which asked last. */
+    TaskHolding *holding;
+    /* A `Next` that may be free to serve again. */
+    PyObject *spare;
     /* The run: messages `index` to `stop` of a batch; `begun_at` is the index of its first one. Without a run `part` is NULL, and both are 0. */
     PyObject *part, *batch, *bodies, *run_settler;
     Py_ssize_t begun_at, index, stop;
-    long long pull;
-    int attempt;
-    double until_s;
+    long long pull, attempt;
+    double until_s, now_s, rest_s;
 } Ready;
+
+/* Read the clock into `now_s`. */
+static int read_clock(Ready *self)
+{
+#ifdef __linux__
+    struct timespec now_ts;
+    if (self->is_monotonic && clock_gettime(CLOCK_MONOTONIC, &now_ts) == 0) { /* what `time.monotonic` does, without making a number */
+        self->now_s = (double)now_ts.tv_sec + 1e-9 * (double)now_ts.tv_nsec;
+        return 0;
+    }
+#endif
+    PyObject *now = PyObject_CallNoArgs(self->clock);
+    if (now == NULL)
+        return -1;
+    self->now_s = PyFloat_AsDouble(now);
+    Py_DECREF(now);
+    return self->now_s == -1.0 && PyErr_Occurred() ? -1 : 0;
+}
 
 static PyObject *ready_new(PyTypeObject *type, PyObject *args, PyObject *named)
 {
-    static char *names[] = {"make", "clock", "refill", "wait", "is_auto", NULL};
-    PyObject *make, *clock, *refill, *wait;
-    int is_auto;
-    if (!PyArg_ParseTupleAndKeywords(args, named, "O!OOOp", names, &PyType_Type, &make, &clock, &refill, &wait, &is_auto))
+    static char *names[] = {"make", "clock", "refill", "wait", "held", NULL};
+    PyObject *make, *clock, *refill, *wait, *held, *task = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, named, "O!OOOO", names, &PyType_Type, &make, &clock, &refill, &wait, &held))
         return NULL;
     if (!PyType_IsSubtype((PyTypeObject *)make, fields_type)) {
         PyErr_SetString(PyExc_TypeError, "messages must be of a subclass of MessageFields");
         return NULL;
     }
-    Ready *self = (Ready *)PyType_GenericAlloc(type, 0);
-    if (self == NULL)
+    if (held != Py_None && (task = PyObject_GetAttr(held, name_task)) == NULL)
         return NULL;
+    Ready *self = (Ready *)PyType_GenericAlloc(type, 0);
+    if (self == NULL) {
+        Py_XDECREF(task);
+        return NULL;
+    }
     self->make = Py_NewRef(make);
     self->clock = Py_NewRef(clock);
     self->refill = Py_NewRef(refill);
     self->wait = Py_NewRef(wait);
-    self->is_auto = is_auto;
+    self->held = task != NULL ? Py_NewRef(held) : NULL;
+    self->task = task;
+    if (task != NULL) {
+        self->tasks = PyObject_GetAttrString(held, "tasks");
+        self->loop = PyObject_GetAttrString(held, "loop");
+        if (self->tasks == NULL || self->loop == NULL) {
+            Py_DECREF(self);
+            return NULL;
+        }
+        if (!PyDict_Check(self->tasks))
+            Py_CLEAR(self->tasks);
+    }
+    self->is_monotonic = clock == monotonic;
+    if (read_clock(self) < 0)
+        Py_CLEAR(self);
+    else
+        self->rest_s = self->now_s + LOOP_S;
     return (PyObject *)self;
 }
 
@@ -221,8 +338,12 @@ static int ready_traverse(Ready *self, visitproc visit, void *arg)
     Py_VISIT(self->clock);
     Py_VISIT(self->refill);
     Py_VISIT(self->wait);
-    Py_VISIT(self->current);
-    Py_VISIT(self->settler);
+    Py_VISIT(self->held);
+    Py_VISIT(self->task);
+    Py_VISIT(self->tasks);
+    Py_VISIT(self->loop);
+    Py_VISIT(self->holding);
+    Py_VISIT(self->spare);
     Py_VISIT(self->part);
     Py_VISIT(self->batch);
     Py_VISIT(self->bodies);
@@ -246,8 +367,12 @@ static int ready_clear(Ready *self)
     Py_CLEAR(self->clock);
     Py_CLEAR(self->refill);
     Py_CLEAR(self->wait);
-    Py_CLEAR(self->current);
-    Py_CLEAR(self->settler);
+    Py_CLEAR(self->held);
+    Py_CLEAR(self->task);
+    Py_CLEAR(self->tasks);
+    Py_CLEAR(self->loop);
+    Py_CLEAR(self->holding);
+    Py_CLEAR(self->spare);
     return 0;
 }
 
@@ -308,11 +433,14 @@ static PyObject *ready_begin(Ready *self, PyObject *args)
     long long offset, attempt, pull;
     if (!PyArg_ParseTuple(args, "Ond", &part, &count, &until_s) || end_run(self) < 0)
         return NULL;
-    PyObject *batch = PyObject_GetAttr(part, name_batch), *settler = PyObject_GetAttr(part, name_settler);
-    PyObject *bodies = batch != NULL && settler != NULL ? PyObject_GetAttr(batch, name_decoded) : NULL;
-    if (bodies != NULL && !PyList_Check(bodies))
+    PyObject *batch = PyObject_GetAttr(part, name_batch);
+    PyObject *settler = batch != NULL ? PyObject_GetAttr(part, name_settler) : NULL;
+    PyObject *bodies = settler != NULL ? PyObject_GetAttr(batch, name_decoded) : NULL;
+    if (bodies != NULL && !PyList_Check(bodies)) {
         PyErr_SetString(PyExc_TypeError, "the bodies must be decoded");
-    if (PyErr_Occurred() || get_number(part, name_offset, &offset) < 0 || get_number(part, name_attempt, &attempt) < 0
+        Py_CLEAR(bodies);
+    }
+    if (bodies == NULL || get_number(part, name_offset, &offset) < 0 || get_number(part, name_attempt, &attempt) < 0
         || get_number(part, name_pull, &pull) < 0) {
         Py_XDECREF(batch);
         Py_XDECREF(settler);
@@ -326,7 +454,7 @@ static PyObject *ready_begin(Ready *self, PyObject *args)
     self->begun_at = self->index = (Py_ssize_t)offset;
     self->stop = (Py_ssize_t)offset + count;
     self->pull = pull;
-    self->attempt = (int)attempt;
+    self->attempt = attempt;
     self->until_s = until_s;
     Py_RETURN_NONE;
 }
@@ -336,14 +464,9 @@ static int is_ready(Ready *self)
 {
     if (self->index >= self->stop)
         return 0;
-    PyObject *now = PyObject_CallNoArgs(self->clock);
-    if (now == NULL)
+    if (read_clock(self) < 0)
         return -1;
-    double now_s = PyFloat_AsDouble(now);
-    Py_DECREF(now);
-    if (now_s == -1.0 && PyErr_Occurred())
-        return -1;
-    return now_s <= self->until_s && self->index < self->stop;
+    return self->now_s <= self->until_s && self->index < self->stop;
 }
 
 /* The next message of the run, which has one. */
@@ -367,44 +490,113 @@ static PyObject *ready_take(Ready *self, PyObject *unused)
     return found ? next_of_run(self) : PyObject_CallNoArgs(self->refill);
 }
 
-static void set_current(Ready *self, PyObject *message)
+/* The holding of the running task, borrowed. */
+static TaskHolding *holding_of_task(Ready *self)
 {
-    PyObject *before = self->current, *settler_before = self->settler;
-    self->current = Py_NewRef(message);
-    self->settler = Py_XNewRef(((Fields *)message)->settler);
-    Py_XDECREF(before);
-    Py_XDECREF(settler_before);
-}
-
-static PyObject *ready_keep(Ready *self, PyObject *message)
-{
-    if (!PyObject_TypeCheck(message, fields_type)) {
-        PyErr_SetString(PyExc_TypeError, "not a message");
+    PyObject *task;
+    if (self->tasks != NULL) {
+        task = PyDict_GetItemWithError(self->tasks, self->loop);
+        if (task == NULL && PyErr_Occurred())
+            return NULL;
+        task = Py_NewRef(task != NULL ? task : Py_None);
+    } else if ((task = PyObject_CallNoArgs(self->task)) == NULL)
         return NULL;
+    if (self->holding == NULL || task == Py_None || self->holding->task != task) {
+        PyObject *found = PyObject_CallMethodObjArgs(self->held, name_holding, task, NULL);
+        if (found != NULL && !PyObject_TypeCheck(found, holding_type)) {
+            PyErr_SetString(PyExc_TypeError, "`holding` must return a TaskHolding of this module");
+            Py_CLEAR(found);
+        }
+        PyObject *before = (PyObject *)self->holding;
+        self->holding = (TaskHolding *)found;
+        Py_XDECREF(before);
     }
-    set_current(self, message);
-    return Py_NewRef(message);
+    Py_DECREF(task);
+    return self->holding;
 }
 
-static PyObject *ready_forget(Ready *self, PyObject *unused)
+/* --- Next: the coroutine of one call of `anext` --- */
+
+enum { ASKED, RESTING, WAITING, OVER };
+
+typedef struct {
+    PyObject_HEAD
+    Ready *ready;
+    /* Who asks, and the last message that the task had then; NULL if nothing is acknowledged. */
+    TaskHolding *holding;
+    PyObject *last;
+    /* The coroutine that `wait` made. */
+    PyObject *waiting;
+    int state;
+} Next;
+
+static int next_traverse(Next *self, visitproc visit, void *arg)
 {
-    PyObject *message = self->current;
-    if (message == NULL)
-        Py_RETURN_NONE;
-    self->current = NULL;
-    return message;
+    Py_VISIT(Py_TYPE((PyObject *)self));
+    Py_VISIT(self->ready);
+    Py_VISIT(self->holding);
+    Py_VISIT(self->last);
+    Py_VISIT(self->waiting);
+    return 0;
 }
 
-/* The loop asks for the next message: acknowledge the current one. */
-static int acknowledge(Ready *self)
+static int next_clear(Next *self)
 {
-    Fields *message = (Fields *)self->current;
-    if (message == NULL)
+    Py_CLEAR(self->ready);
+    Py_CLEAR(self->holding);
+    Py_CLEAR(self->last);
+    Py_CLEAR(self->waiting);
+    return 0;
+}
+
+static void next_dealloc(Next *self)
+{
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
+    PyObject_GC_UnTrack(self);
+    next_clear(self);
+    PyObject_GC_Del(self);
+    Py_DECREF(type);
+}
+
+static PyObject *ready_anext(Ready *self)
+{
+    TaskHolding *holding = NULL;
+    if (self->held != NULL && (holding = holding_of_task(self)) == NULL)
+        return NULL;
+    Next *next;
+    if (self->spare != NULL && Py_REFCNT(self->spare) == 1) {
+        next = (Next *)Py_NewRef(self->spare);
+        next_clear(next); /* one that was dropped before it was awaited still has what it noted */
+    } else {
+        next = (Next *)PyType_GenericAlloc(next_type, 0);
+        if (next == NULL)
+            return NULL;
+        PyObject *before = self->spare;
+        self->spare = Py_NewRef((PyObject *)next);
+        Py_XDECREF(before);
+    }
+    next->state = ASKED;
+    next->ready = (Ready *)Py_NewRef((PyObject *)self);
+    if (holding != NULL) {
+        next->holding = (TaskHolding *)Py_NewRef((PyObject *)holding);
+        next->last = is_none(holding->message) ? NULL : Py_NewRef(holding->message);
+    }
+    return (PyObject *)next;
+}
+
+/* The task asks for the next message: acknowledge those that it had when it asked. */
+static int acknowledge(Next *self)
+{
+    TaskHolding *holding = self->holding;
+    if (self->last == NULL || holding == NULL)
         return 0;
-    self->current = NULL;
+    if (self->last != holding->message || !is_none(holding->earlier) || !PyObject_TypeCheck(self->last, fields_type))
+        return called(PyObject_CallMethodObjArgs(self->ready->held, name_finish, holding, self->last, NULL));
+    Fields *message = (Fields *)holding->message;
+    holding->message = NULL;
     int result = 0;
-    if (self->is_auto && !message->is_settled && self->settler != NULL) {
-        PyObject *settler = Py_NewRef(self->settler);
+    if (!message->is_settled && message->settler != NULL) {
+        PyObject *settler = Py_NewRef(message->settler);
         if (PyObject_TypeCheck(settler, acks_type))
             result = gather((Acks *)settler, message->pull);
         else
@@ -415,58 +607,170 @@ static int acknowledge(Ready *self)
     return result;
 }
 
-static PyObject *ready_await(Ready *self)
+/* The task gets the message. */
+static int keep(Next *self, PyObject *message)
 {
-    if (acknowledge(self) < 0)
-        return NULL;
-    int found = is_ready(self);
-    if (found)
-        return found < 0 ? NULL : Py_NewRef((PyObject *)self);
-    PyObject *waiting = PyObject_CallNoArgs(self->wait);
-    if (waiting == NULL)
-        return NULL;
-    PyObject *iterator = PyObject_CallMethod(waiting, "__await__", NULL);
-    Py_DECREF(waiting);
-    return iterator;
+    TaskHolding *holding = self->holding;
+    if (holding == NULL)
+        return 0;
+    if (!is_none(holding->message) || is_none(holding->task))
+        return called(PyObject_CallMethodObjArgs(self->ready->held, name_add, holding, message, NULL));
+    PyObject *before = holding->message;
+    holding->message = Py_NewRef(message);
+    Py_XDECREF(before);
+    return 0;
 }
 
-static PySendResult ready_send(Ready *self, PyObject *unused, PyObject **result)
+/* It is over, with a message, whose reference it takes, or an error. */
+static PySendResult finished(Next *self, PyObject *message, PyObject **result)
 {
-    if (self->index >= self->stop) {
-        PyErr_SetString(PyExc_RuntimeError, "no message is ready any more: call __await__ again");
-        *result = NULL;
+    self->state = OVER;
+    if (message != NULL && keep(self, message) < 0)
+        Py_CLEAR(message);
+    next_clear(self);
+    *result = message;
+    return message != NULL ? PYGEN_RETURN : PYGEN_ERROR;
+}
+
+static PySendResult send_on(Next *self, PyObject *sent, PyObject **result)
+{
+    PySendResult how = PyIter_Send(self->waiting, sent, result);
+    return how == PYGEN_NEXT ? how : finished(self, *result, result);
+}
+
+static PySendResult next_send(Next *self, PyObject *sent, PyObject **result)
+{
+    *result = NULL;
+    if (self->state == WAITING)
+        return send_on(self, sent, result);
+    if (self->state == OVER) {
+        PyErr_SetString(PyExc_RuntimeError, "cannot reuse already awaited coroutine");
         return PYGEN_ERROR;
     }
-    *result = next_of_run(self);
-    if (*result == NULL)
-        return PYGEN_ERROR;
-    set_current(self, *result);
-    return PYGEN_RETURN;
+    Ready *ready = self->ready;
+    if (self->state == ASKED && acknowledge(self) < 0)
+        return finished(self, NULL, result);
+    int found = is_ready(ready);
+    if (found > 0 && ready->now_s > ready->rest_s) {
+        ready->rest_s = ready->now_s + LOOP_S;
+        self->state = RESTING;
+        *result = Py_NewRef(Py_None); /* as `asyncio.sleep(0)` */
+        return PYGEN_NEXT;
+    }
+    if (found > 0)
+        return finished(self, next_of_run(ready), result);
+    if (found < 0 || (self->waiting = PyObject_CallNoArgs(ready->wait)) == NULL)
+        return finished(self, NULL, result);
+    self->state = WAITING;
+    return send_on(self, Py_None, result);
+}
+
+static PyObject *sent_result(PySendResult how, PyObject *result)
+{
+    if (how == PYGEN_RETURN) {
+        PyErr_SetObject(PyExc_StopIteration, result);
+        Py_CLEAR(result);
+    }
+    return result;
+}
+
+static PyObject *next_send_method(Next *self, PyObject *sent)
+{
+    PyObject *result;
+    PySendResult how = next_send(self, sent, &result);
+    return sent_result(how, result);
 }
 
 /* Python 3.12 and later call this one. */
-static PyObject *ready_next(Ready *self)
+static PyObject *next_iternext(Next *self)
 {
-    PyObject *message;
-    if (ready_send(self, Py_None, &message) == PYGEN_RETURN) {
-        PyErr_SetObject(PyExc_StopIteration, message);
-        Py_DECREF(message);
+    return next_send_method(self, Py_None);
+}
+
+/* As of a coroutine that Python made: (exception), or (type, value, traceback). */
+static PyObject *next_throw(Next *self, PyObject *args)
+{
+    PyObject *type, *value = NULL, *trace = NULL, *result;
+    if (!PyArg_ParseTuple(args, "O|OO", &type, &value, &trace))
+        return NULL;
+    if (self->state == WAITING) {
+        PyObject *throw = PyObject_GetAttrString(self->waiting, "throw");
+        result = throw != NULL ? PyObject_CallObject(throw, args) : NULL;
+        Py_XDECREF(throw);
+        if (result != NULL)
+            return result; /* it waits for something else */
+        PyObject *kind, *returned, *where;
+        if (!PyErr_ExceptionMatches(PyExc_StopIteration)) {
+            finished(self, NULL, &result);
+            return NULL;
+        }
+        PyErr_Fetch(&kind, &returned, &where);
+        PyErr_NormalizeException(&kind, &returned, &where);
+        PyObject *message = PyObject_GetAttrString(returned, "value");
+        Py_XDECREF(kind);
+        Py_XDECREF(returned);
+        Py_XDECREF(where);
+        PySendResult how = finished(self, message, &result);
+        return sent_result(how, result);
     }
+    if (PyExceptionInstance_Check(type))
+        PyErr_SetObject((PyObject *)Py_TYPE(type), type);
+    else
+        PyErr_SetObject(type, value != NULL ? value : Py_None);
+    if (self->state != OVER)
+        finished(self, NULL, &result);
     return NULL;
 }
 
-static PyMemberDef ready_members[] = {
-    {"current", T_OBJECT, offsetof(Ready, current), READONLY, NULL},
-    {"settler", T_OBJECT, offsetof(Ready, settler), READONLY, NULL},
-    {NULL, 0, 0, 0, NULL},
+static PyObject *next_close(Next *self, PyObject *unused)
+{
+    if (self->state == WAITING) {
+        PyObject *closed = PyObject_CallMethod(self->waiting, "close", NULL);
+        if (called(closed) < 0)
+            return NULL;
+    }
+    self->state = OVER;
+    next_clear(self);
+    Py_RETURN_NONE;
+}
+
+static PyObject *next_await(Next *self)
+{
+    if (self->state == RESTING || self->state == WAITING) {
+        PyErr_SetString(PyExc_RuntimeError, "coroutine is being awaited already");
+        return NULL;
+    }
+    return Py_NewRef((PyObject *)self);
+}
+
+static PyMethodDef next_methods[] = {
+    {"send", (PyCFunction)next_send_method, METH_O, "Continue, as a coroutine."},
+    {"throw", (PyCFunction)next_throw, METH_VARARGS, "Raise an exception where it waits."},
+    {"close", (PyCFunction)next_close, METH_NOARGS, "End it."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot next_slots[] = {
+    {Py_tp_doc, "The coroutine of one call of `anext`."},
+    {Py_tp_traverse, next_traverse},
+    {Py_tp_clear, next_clear},
+    {Py_tp_dealloc, next_dealloc},
+    {Py_tp_methods, next_methods},
+    {Py_am_await, next_await},
+    {Py_am_send, next_send},
+    {Py_tp_iter, Py_NewRef},
+    {Py_tp_iternext, next_iternext},
+    {0, NULL},
+};
+
+static PyType_Spec next_spec = {
+    "qmq.client._ready.Next", sizeof(Next), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, next_slots,
 };
 
 static PyMethodDef ready_methods[] = {
     {"begin", (PyCFunction)ready_begin, METH_VARARGS, "Hand out the first messages of a slice."},
     {"end", (PyCFunction)ready_end, METH_NOARGS, "Hand out no more of it."},
     {"take", (PyCFunction)ready_take, METH_NOARGS, "The next message, if it can be handed out without waiting."},
-    {"keep", (PyCFunction)ready_keep, METH_O, "The loop gets this message."},
-    {"forget", (PyCFunction)ready_forget, METH_NOARGS, "The loop has no message any more; returns the one that it had."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -476,13 +780,9 @@ static PyType_Slot ready_slots[] = {
     {Py_tp_traverse, ready_traverse},
     {Py_tp_clear, ready_clear},
     {Py_tp_dealloc, ready_dealloc},
-    {Py_tp_members, ready_members},
     {Py_tp_methods, ready_methods},
     {Py_am_aiter, Py_NewRef},
-    {Py_am_anext, Py_NewRef},
-    {Py_am_await, ready_await},
-    {Py_am_send, ready_send},
-    {Py_tp_iternext, ready_next},
+    {Py_am_anext, ready_anext},
     {0, NULL},
 };
 
@@ -546,18 +846,28 @@ static struct PyModuleDef ready_module = {
 PyMODINIT_FUNC PyInit__ready(void)
 {
     static const struct { PyObject **at; const char *text; } names[] = {
-        {&name_attempt, "attempt"}, {&name_batch, "batch"}, {&name_bodies, "bodies"}, {&name_count, "count"},
-        {&name_decoded, "decoded"}, {&name_offset, "offset"}, {&name_pull, "pull"}, {&name_settler, "settler"},
+        {&name_add, "add"}, {&name_attempt, "attempt"}, {&name_batch, "batch"}, {&name_bodies, "bodies"}, {&name_count, "count"},
+        {&name_decoded, "decoded"}, {&name_finish, "finish"}, {&name_holding, "holding"}, {&name_offset, "offset"},
+        {&name_pull, "pull"}, {&name_settler, "settler"}, {&name_task, "task"},
     };
     for (size_t each = 0; each < sizeof(names) / sizeof(names[0]); each++)
         if (*names[each].at == NULL && (*names[each].at = PyUnicode_InternFromString(names[each].text)) == NULL)
             return NULL;
-    PyObject *module = PyModule_Create(&ready_module);
+    PyObject *clocks = PyImport_ImportModule("time");
+    if (clocks == NULL)
+        return NULL;
+    Py_XDECREF(monotonic);
+    monotonic = PyObject_GetAttrString(clocks, "monotonic");
+    Py_DECREF(clocks);
+    PyObject *module = monotonic != NULL ? PyModule_Create(&ready_module) : NULL;
     if (module == NULL)
         return NULL;
     fields_type = add_type(module, &fields_spec, "MessageFields");
     acks_type = add_type(module, &acks_spec, "GatheredAcks");
-    if (fields_type == NULL || acks_type == NULL || add_type(module, &ready_spec, "ReadyMessages") == NULL) {
+    holding_type = add_type(module, &holding_spec, "TaskHolding");
+    next_type = add_type(module, &next_spec, "Next");
+    if (fields_type == NULL || acks_type == NULL || holding_type == NULL || next_type == NULL
+        || add_type(module, &ready_spec, "ReadyMessages") == NULL) {
         Py_DECREF(module);
         return NULL;
     }

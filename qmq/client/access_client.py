@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
+from qmq.client.message_checks import texts
 from qmq.proto.v1 import access_pb2 as pb
 
 
@@ -43,7 +44,12 @@ class AccessClient:
         Raises InvalidArgument, InvalidName.
         """
         rule = pb.AccessRule(
-            id=rule_id, is_deny=is_deny, principal=principal, operations=sorted(set(operations)), kind=kind, pattern=pattern
+            id=rule_id,
+            is_deny=is_deny,
+            principal=principal,
+            operations=sorted({*texts("operations", operations)}),
+            kind=kind,
+            pattern=pattern,
         )
         found: pb.AccessRule = await self._metaservers.call("PutRule", pb.PutRuleRequest(rule=rule))
         return found
@@ -65,7 +71,7 @@ class AccessClient:
 
     async def change_role(self, name: str, *, add: Iterable[str] = (), remove: Iterable[str] = ()) -> pb.Role:
         """Add principals to a role, and remove others. A role without members does not exist."""
-        request = pb.ChangeRoleRequest(name=name, add=sorted(add), remove=sorted(remove))
+        request = pb.ChangeRoleRequest(name=name, add=sorted(texts("add", add)), remove=sorted(texts("remove", remove)))
         found: pb.Role = await self._metaservers.call("ChangeRole", request)
         return found
 

@@ -306,7 +306,7 @@ class QueueSpool:
         self._is_attached = True
         self._given = Settlements()
         """Verdicts that are not written yet."""
-        self._waited_for: set[SettleRequest] = set()
+        self.waited_for: set[SettleRequest] = set()
         """Requests that were unanswered when the session began, and still are."""
 
     def given(self, settlement: Settlement) -> None:
@@ -349,17 +349,16 @@ class QueueSpool:
         """A session has begun; these requests hold all unanswered verdicts."""
         self._is_attached = True
         self._given.take()
-        self._waited_for = set(requests)
+        self.waited_for = set(requests)
         self._clear_if_answered()
 
     def over(self, request: SettleRequest) -> None:
-        """A request was answered, or came too late."""
-        if request in self._waited_for:
-            self._waited_for.remove(request)
-            self._clear_if_answered()
+        """One of `waited_for` was answered, or came too late."""
+        self.waited_for.remove(request)
+        self._clear_if_answered()
 
     def _clear_if_answered(self) -> None:
-        if self._file is not None and self._is_attached and not self._waited_for:
+        if self._file is not None and self._is_attached and not self.waited_for:
             self._file.clear()
 
     def close(self, *, is_told: bool) -> None:

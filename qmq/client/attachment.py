@@ -256,6 +256,7 @@ class Attachment:
             terms.lease_ms,
             terms.tags_any,
             terms.tags_all,
+            terms.condition,
         )
 
     def _origin(self) -> Origin:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
@@ -15,10 +16,25 @@ from qmq.errors import BufferFull, ClientClosed, QmqError
 
 DRAIN_BYTES: Final = 4 * limits.MIB
 BUFFER_BYTES_MAX: Final = 64 * limits.MIB
+_WOKEN_AT_ONCE: Final = 64
+"""Senders that are woken when there is room: enough for a batch, and few of them find that the others took the room."""
+
+
+def _wake(waiting: deque[asyncio.Future[None]], count: int) -> None:
+    """Wake the first ones that still wait."""
+    while waiting and count:
+        place = waiting.popleft()
+        if not place.done():
+            place.set_result(None)
+            count -= 1
 
 
 def ignored(_closed: object) -> None:
     """The default of `on_closed`: does nothing."""
+
+
+FAILED_MAX: Final = 1_000
+"""Failures that `flush` looks through for one that nobody has seen: an application that never flushes keeps no more of them."""
 
 
 class Backlog:
@@ -26,12 +42,14 @@ class Backlog:
 
     def __init__(self, links: Links, on_closed: Callable[[Self], object] = ignored) -> None:
         self._links = links
-        self._loop = asyncio.get_running_loop()
+        self._loop = links.round.own_loop()
         self._closed_bytes = 0
         self._undecided = 0
         self.tickets = 0
         """Batches that were closed so far."""
-        self._drained: list[asyncio.Future[None]] = []
+        self._for_room: deque[asyncio.Future[None]] = deque()
+        self._for_flush: deque[asyncio.Future[None]] = deque()
+        self._is_waking = False
         self._failed: list[tuple[Ticket, QmqError]] = []
         self._is_closed = False
         self._tell_closed = partial(on_closed, self)
@@ -40,6 +58,7 @@ class Backlog:
         """Raise ClientClosed or BufferFull if no message can be accepted."""
         if self._is_closed or self._links.is_closed:
             raise ClientClosed("the producer is closed: make a new one")
+        self._links.round.own_loop()
         if self._closed_bytes > BUFFER_BYTES_MAX:
             raise BufferFull(f"{self._closed_bytes} bytes wait to be stored: `await producer.drain()` before sending more")
 
@@ -53,6 +72,8 @@ class Backlog:
         self._closed_bytes -= size
         self._undecided -= 1
         if failure is not None and not ticket.seen:
+            if len(self._failed) >= FAILED_MAX:
+                self._failed = [each for each in self._failed if not each[0].seen][: FAILED_MAX // 2]
             self._failed.append((ticket, failure))
 
     @property
@@ -63,7 +84,7 @@ class Backlog:
     @property
     def is_idle(self) -> bool:
         """True if every batch is decided, and no sender waits for room."""
-        return not (self._undecided or self._drained or self._has_open)
+        return not (self._undecided or self._for_room or self._has_open)
 
     @property
     def waiting_bytes(self) -> int:
@@ -72,29 +93,49 @@ class Backlog:
 
     async def drain(self) -> None:
         """Wait until `full` is false."""
-        while self._closed_bytes > DRAIN_BYTES // 2:
-            await self._wait_for_answer()
+        if self._has_room:
+            return
+        self._links.round.own_loop()
+        place = self._loop.create_future()
+        self._for_room.append(place)
+        await place
+        while not self._has_room:  # other senders took it: this one is the next to be woken
+            place = self._loop.create_future()
+            self._for_room.appendleft(place)
+            await place
+
+    @property
+    def _has_room(self) -> bool:
+        return self._closed_bytes <= DRAIN_BYTES // 2
 
     async def flush(self) -> None:
         """Wait until all messages sent so far are decided. Raises the first failure that no caller has seen through a ticket."""
+        if not self.is_idle:
+            self._links.round.own_loop()
         self._close_all()
         while self._undecided:
-            await self._wait_for_answer()
+            place = self._loop.create_future()
+            self._for_flush.append(place)
+            await place
         failed, self._failed = self._failed, []
         for ticket, failure in failed:
             if not ticket.seen:
                 raise failure
 
-    async def _wait_for_answer(self) -> None:
-        future: asyncio.Future[None] = self._loop.create_future()
-        self._drained.append(future)
-        await future
+    def _wake_waiting(self) -> None:
+        """Batches were decided: wake those who wait for all of them, and the next senders who wait for room."""
+        if not self._undecided:
+            _wake(self._for_flush, len(self._for_flush))
+        if not self._is_waking:
+            self._wake_senders()
 
-    def _wake_drained(self) -> None:
-        drained, self._drained = self._drained, []
-        for future in drained:
-            if not future.done():
-                future.set_result(None)
+    def _wake_senders(self) -> None:
+        self._is_waking = False
+        if self._for_room and self._has_room:
+            _wake(self._for_room, _WOKEN_AT_ONCE)
+            if self._for_room:  # look again after these have sent
+                self._is_waking = True
+                self._loop.call_soon(self._wake_senders)
 
     async def close(self) -> None:
         """Flush, then end. Tickets of messages that cannot be stored in time fail."""
@@ -110,7 +151,7 @@ class Backlog:
         self._is_closed = True
         self._abandon_all()
         self._closed_bytes = self._undecided = 0
-        self._wake_drained()
+        self._wake_waiting()
         self._tell_closed()
 
     @property

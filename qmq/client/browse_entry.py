@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from qmq.client import due_times
 from qmq.client.links import Links
-from qmq.client.message_checks import key_bytes
-from qmq.errors import InvalidArgument, NotConnected, UnknownSubject
+from qmq.client.message_checks import key_bytes, texts
+from qmq.errors import InvalidArgument, NotConnected, PeerError, Unavailable, UnknownSubject
 from qmq.model import check_name
 
 if TYPE_CHECKING:
@@ -70,8 +71,8 @@ class BrowsingClient:
             end_ms=0 if end is None else max(due_times.time_ms(end, "end"), 1),
             last=last,
             key=None if key is None else key_bytes(key),
-            tags_any=tuple(tags_any),
-            tags_all=tuple(tags_all),
+            tags_any=texts("tags_any", tags_any),
+            tags_all=texts("tags_all", tags_all),
             first_sequence=sequences[0],
             end_sequence=sequences[1],
             content=content,
@@ -120,6 +121,9 @@ class BrowsingClient:
             if patience.is_over:
                 raise NotConnected(missing)
             log.debug("%s: %s", subject, missing)
+            for name in silent:
+                with suppress(Unavailable, PeerError):
+                    await self._links.reach(subject, name)  # raises UnknownHost, which waiting does not mend
             await patience.rest()
         queues = [each for each in found.description.queues if broker_group in ("", each.broker_group)]
         return [BrowsedQueue(subject, each.broker_group, each.partition, each.next_sequence) for each in queues]

@@ -133,8 +133,8 @@ class Client(OutboxClient, ListenerApi, BrowsingClient):
 
     @property
     def metadata(self) -> MetadataClient:
-        """Administration: subjects, groups, routes and broker groups, as a metaserver sees them."""
-        self._check_open()
+        """Administration: subjects, groups, routes and broker groups, as a metaserver sees them. It works in any event loop."""
+        self._links.check_open()
         if self._metadata is None:
             from qmq.client.metadata import MetadataClient
 
@@ -175,6 +175,7 @@ class Client(OutboxClient, ListenerApi, BrowsingClient):
         pull_bytes: int = 1024 * 1024,
         lease_ms: int = 30_000,
         expired: str = "raise",
+        condition: str = "",
     ) -> Consumer:
         """A consumer of a group: iterate over it, or `pull`.
 
@@ -182,10 +183,11 @@ class Client(OutboxClient, ListenerApi, BrowsingClient):
         from "latest" on by default; a consumer that returns with the same `name` continues where it stopped. At most `prefetch` messages
         and `prefetch_bytes` bytes (the last batch may exceed them) are unsettled at a time. By default `prefetch` is 2,000, up to
         16,000 while the application handles within a tenth of a second what it holds. With `expired="skip"` the consumer continues with the
-        oldest stored message where retention deleted some; the default raises MessagesExpired. Raises InvalidName, InvalidArgument,
-        ClientClosed.
+        oldest stored message where retention deleted some; the default raises MessagesExpired. `condition` says what this application
+        selects among the messages by itself. All consumers of a group have the same tags and the same condition; another one is refused
+        with InvalidArgument. Raises InvalidName, InvalidArgument, ClientClosed.
         """
-        self._check_open()
+        self._links.check_usable()
         consumer = self._make_consumer(
             self._links,
             self._reset_to_earliest,
@@ -195,8 +197,8 @@ class Client(OutboxClient, ListenerApi, BrowsingClient):
             name=name,
             start=start,
             broadcast=broadcast,
-            tags_any=list(tags_any),
-            tags_all=list(tags_all),
+            tags_any=tags_any,
+            tags_all=tags_all,
             ack=ack,
             most_once=consume_most_once,
             prefetch=prefetch,
@@ -204,6 +206,7 @@ class Client(OutboxClient, ListenerApi, BrowsingClient):
             pull_bytes=pull_bytes,
             lease_ms=lease_ms,
             expired=expired,
+            condition=condition,
             on_closed=self._forget_consumer,
         )
         self._consumers[consumer] = None
@@ -225,6 +228,7 @@ class Client(OutboxClient, ListenerApi, BrowsingClient):
         lease_ms: int = 10_000,
         attempts_max: int = 5,
         retry_delays_s: Sequence[float] = (1.0, 5.0, 10.0, 30.0, 60.0),
+        condition: str = "",
     ) -> OrderedConsumer:
         """A consumer of a group of an ordered subject: `run` a handler, or iterate over the consumer. Messages of one key come in order.
 
@@ -233,10 +237,11 @@ class Client(OutboxClient, ListenerApi, BrowsingClient):
         again after `retry_delays_s`; with `on_failure="block"` (default) its lane waits, with "park" only its key, which is parked after
         `attempts_max` failures. At most `prefetch` messages and `prefetch_bytes` bytes are unsettled at once, divided among the lanes; the
         last batch of a lane may exceed its part. `lease_ms` is how long the consumer may be silent before its lanes go to others.
+        `condition` is that of `consumer`.
 
         Raises InvalidName, InvalidArgument, ClientClosed; reading raises MessagesExpired.
         """
-        self._check_open()
+        self._links.check_usable()
         consumer = self._make_ordered_consumer(
             self._links,
             self._sync_member,
@@ -253,6 +258,7 @@ class Client(OutboxClient, ListenerApi, BrowsingClient):
             lease_ms=lease_ms,
             attempts_max=attempts_max,
             retry_delays_s=retry_delays_s,
+            condition=condition,
             on_closed=self._forget_consumer,
         )
         self._consumers[consumer] = None
@@ -295,15 +301,23 @@ class Client(OutboxClient, ListenerApi, BrowsingClient):
     # --- the end -------------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Flush producers, let consumers leave, close connections. Harmless to repeat."""
+        """Flush producers, let consumers leave, close connections. Harmless to repeat. When the client's event loop has ended, only its
+        connections are left to close.
+        """
         if self._links.is_closed:
             return
-        await self._close_listeners()
-        await self._close_outboxes()
-        self._idle.close()
-        for endpoint in self._endpoints:
-            await endpoint.stop()
+        if self._links.round.is_over:
+            self._links.abandon()
+            if self._metadata is not None:
+                await self._metadata.close()
+            return
+        self._links.round.own_loop()
         try:
+            await self._close_listeners()
+            await self._close_outboxes()
+            self._idle.close()
+            for endpoint in self._endpoints:
+                await endpoint.stop()
             for consumer in list(self._consumers):
                 await consumer.close()
             for producer in self.producers:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Final
+
+from qmq.errors import InvalidArgument
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +16,10 @@ class ClientTiming:
 
     delivery_timeout_s: float = 120.0
     """How long a message may take to be stored, and how long the client looks for its subject."""
+    unresolved_s: float = 3.0
+    """How long the client waits for the address of a name that never had one. With one try at a DNS that does not answer
+    (`qmq.network.RESOLVE_S`) that is less than five seconds.
+    """
     refresh_s: float = 30.0
     """Placements older than this are refreshed at their next use."""
 
@@ -56,6 +63,15 @@ class ClientTiming:
 
 
 TIMING: Final = ClientTiming()
+
+
+def timing_with(delivery_timeout: timedelta | None) -> ClientTiming:
+    """The usual values, but for the deliveries' if one is given. Raises InvalidArgument."""
+    if delivery_timeout is None:
+        return TIMING
+    if not isinstance(delivery_timeout, timedelta) or delivery_timeout <= timedelta(0):
+        raise InvalidArgument(f"delivery_timeout is a timedelta longer than 0, not {delivery_timeout!r}")
+    return replace(TIMING, delivery_timeout_s=delivery_timeout.total_seconds())
 
 
 def pause_s(pauses_s: Sequence[float], tries: int) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -18,9 +19,20 @@ from typing import Final, NamedTuple
 from qmq import limits
 from qmq.client.client_timing import TIMING
 from qmq.client.loop_round import LoopRound
-from qmq.errors import ClientClosed, DeadlineExceeded, InvalidArgument, NotConnected, Outcome, PeerError, ProtocolViolation, QmqError
+from qmq.errors import (
+    ClientClosed,
+    DeadlineExceeded,
+    InvalidArgument,
+    NameUnresolved,
+    NotConnected,
+    Outcome,
+    PeerError,
+    ProtocolViolation,
+    QmqError,
+)
 from qmq.network import NETWORK, Network
 from qmq.security.tls import tls_failed
+from qmq.server_name import ANY_SERVER, ServerName
 from qmq.token_source import TokenSource, no_token
 from qmq.wire import frame as frames
 from qmq.wire import frame_payloads as wire
@@ -295,19 +307,26 @@ async def connect(
     gone_s: float = GONE_S,
     reauth_s: float = TIMING.reauth_s,
     loop_round: LoopRound | None = None,
+    server: ServerName = ANY_SERVER,
 ) -> Connection:
-    """Open a connection and say HELLO. Raises NotConnected, ProtocolViolation; InvalidName and InvalidArgument because of `client`."""
+    """Open a connection to a server and say HELLO. Raises NotConnected, NameUnresolved, WrongServer, ProtocolViolation; InvalidName and
+    InvalidArgument because of `client`.
+    """
     connection = Connection(address, gone_s, reauth_s, loop_round)
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             await _reach(address, connection, network)
             token = network.token_for(address)
-            hello = wire.Hello(wire.PROTOCOL_VERSION, client, token).pack()
+            hello = wire.Hello(wire.PROTOCOL_VERSION, client, token, server.pack()).pack()
             answer = await connection.call(FrameKind.HELLO, hello, timeout_s=CONNECT_TIMEOUT_S)
             welcome = wire.Welcome.unpack(answer.payload)
+            ServerName(replica=welcome.broker).require(server)  # release 0.2.0 does not check whom a HELLO means
     except ssl.SSLError as cause:
         connection.abort("no greeting")
         raise tls_failed(address, cause) from cause
+    except socket.gaierror as cause:
+        connection.abort("no greeting")
+        raise NameUnresolved.of(address, cause.strerror) from cause
     except (OSError, TimeoutError) as cause:
         connection.abort("no greeting")
         raise NotConnected(f"no broker answers at {address} ({cause or 'timed out'}): is it running?") from cause

@@ -5,7 +5,7 @@ by refreshing placements, are added. At most `prefetch` messages and `prefetch_b
 (`prefetch_limits.py`), and the consumer takes messages from the attachments in turn. Messages are settled by ranges of pull sequences, in
 any order, through the attachment they came from.
 
-    async for message in consumer   acknowledged when the loop asks for the next message
+    async for message in consumer   acknowledged when the task that got it asks for the next message (`task_messages.py`)
     ack="explicit"                  acknowledged by `await message.ack()`
     most_once=True                  acknowledged before the application sees the message: never twice, perhaps never
     broadcast=True                  every consumer of the group gets every message; progress is kept by the consumer's name
@@ -19,12 +19,12 @@ import math
 import os
 import random
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from qmq import limits
 from qmq.client.attachment import Attachment
@@ -35,8 +35,11 @@ from qmq.client.links import Links
 from qmq.client.long_retries import Retries, SendDirected
 from qmq.client.loop_round import WaitingTask
 from qmq.client.message import Message, Messages, Slice, error_text
+from qmq.client.message_checks import texts
 from qmq.client.prefetch_limits import PrefetchLimit, allowance, bytes_allowance, check_limits, wait_ms
-from qmq.client.ready_form import ReadyMessages, clock_of
+from qmq.client.ready_form import ReadyMessages
+from qmq.client.shared_work import shared
+from qmq.client.task_messages import LoopTurn, Owner, TaskLoop, TaskMessages, clock_of
 from qmq.errors import CallerError, ClientClosed, InvalidArgument, MessagesExpired, QmqError, StaleDelivery
 from qmq.model import BROADCAST, check_name
 from qmq.wire.settle_payloads import BY_GROUP_MS, Verdict
@@ -73,8 +76,8 @@ class Consumer:
         name: str | None = None,
         start: str = "",
         broadcast: bool = False,
-        tags_any: list[str] | None = None,
-        tags_all: list[str] | None = None,
+        tags_any: Sequence[str] = (),
+        tags_all: Sequence[str] = (),
         ack: str = "auto",
         most_once: bool = False,
         prefetch: int | None = None,
@@ -82,6 +85,7 @@ class Consumer:
         pull_bytes: int = PULL_BYTES,
         lease_ms: int = LEASE_MS,
         expired: str = "raise",
+        condition: str = "",
         on_closed: Callable[[Self], object] = ignored,
     ) -> None:
         if ack not in ("auto", "explicit") or expired not in ("raise", "skip") or start not in ("", "earliest", "latest"):
@@ -103,27 +107,35 @@ class Consumer:
             self.incarnation,
             start,
             lease_ms,
-            list(tags_any or []),
-            list(tags_all or []),
+            list(texts("tags_any", tags_any)),
+            list(texts("tags_all", tags_all)),
             pull_bytes,
             most_once,
+            condition,
         )
-        self._expired, self._is_auto, self._most_once = expired, ack == "auto", most_once
+        self._expired, self._most_once = expired, most_once
         self._links, self._reset = links, reset
         self._retries = Retries(self.subject, share, send_directed, links.timing.delivery_timeout_s)
         self._spool_sender = _spool_sender(links, self._terms)
-        self._loop = asyncio.get_running_loop()
+        self._loop = links.round.own_loop()
         self._attachments: list[Attachment] = []
+        self._loop_turn = LoopTurn(self._loop)
         self._turn = self._pull_turn = 0
         self._waiting: dict[WaitingTask, None] = {}
         self._failure: QmqError | None = None
         self._has_failed = False
         self._follower: asyncio.Task[None] | None = None
         self._resetting: dict[str, asyncio.Task[None]] = {}
-        self.ready = ReadyMessages(Message, clock_of(self._loop), self.next_ready, self._next, self._is_auto)
+        self._held: TaskMessages[Message | Messages] | None = None
+        """What tasks work on, with automatic acknowledgement; None without."""
+        if ack == "auto" and not most_once:
+            self._held = TaskMessages(self.name, self._loop, _ack, _give_back, lease_ms / 1000)
+        self.ready = ReadyMessages(Message, clock_of(self._loop), self.next_ready, self._next, self._held)
         self._serving: Attachment | None = None
         self._left_of_turn = 0
         self._is_closed = self._is_paused = self._is_resting = self._is_draining = False
+        self._closing: tuple[asyncio.Task[None], asyncio.Task[None]] | None = None
+        """The wait for long retries, and the whole of `close`."""
         self._calls = ConsumerCalls(
             self.ready, self._limit, self._answered, self._notify, self._pull_more, self._failed, self._retries.add, self._lost
         )
@@ -132,15 +144,28 @@ class Consumer:
     # --- for the application -------------------------------------------------------------------------------------------
 
     def __aiter__(self) -> AsyncIterator[Message]:
+        self._links.round.own_loop()
         return self.ready
 
-    async def __anext__(self) -> Message:
-        return await self.ready.__anext__()
+    def __anext__(self) -> Coroutine[Any, Any, Message]:
+        self._links.round.own_loop()
+        return self.ready.__anext__()
+
+    async def next_for(self, owner: Owner) -> Message:
+        """The next message, for a thread of the blocking client instead of the running task."""
+        held = self._held
+        if held is None:
+            return self.ready.take() or await self._next_waited()
+        holding = held.holding(owner)
+        held.finish(holding, holding.message)
+        message = self.ready.take() or await self._next_waited()
+        held.add(holding, message)
+        return message
 
     def next_ready(self) -> Message | None:
         """The next message, if it can be handed out without waiting. `ready` then has the messages behind it."""
         attachment = self._serving
-        if attachment is None or self._most_once or self._has_failed or self.is_paused:
+        if attachment is None or self._most_once or self._has_failed or self.is_paused or self._is_draining:
             return None
         if not self._left_of_turn:
             if any(each.slices for each in self._attachments if each is not attachment):
@@ -160,7 +185,7 @@ class Consumer:
             self._left_of_turn -= attachment.begin_run(self._left_of_turn)
 
     async def _next(self) -> Message:
-        return self.ready.keep(self.next_ready() or await self._next_waited())
+        return self.next_ready() or await self._next_waited()
 
     async def _next_waited(self) -> Message:
         attachment, part = await self._next_slice(1)
@@ -177,6 +202,7 @@ class Consumer:
 
         Raises UnknownSubject, AccessDenied, ClientClosed.
         """
+        self._links.round.own_loop()
         while not self._attachments or any(each.session is None for each in self._attachments):
             self._check_open()
             self._start_running()
@@ -190,6 +216,9 @@ class Consumer:
         """
         if not 0 < messages_max <= limits.CONSUMER_UNACKED_MAX:
             raise InvalidArgument(f"messages_max is 1 to {limits.CONSUMER_UNACKED_MAX}, not {messages_max}")
+        self._links.round.own_loop()
+        if self._loop_turn.clock() > self._loop_turn.until_s:
+            await self._loop_turn.end()
         attachment, first = await self._next_slice(messages_max, wait.total_seconds())
         if attachment is None or first is None:
             return Messages([])
@@ -202,15 +231,17 @@ class Consumer:
                 room -= part.count
         return Messages(slices)
 
-    async def batches(self, messages_max: int = 1000) -> AsyncIterator[Messages]:
-        """Messages in batches. Each batch is acknowledged when the loop asks for the next one, unless it was settled (`ack="auto"`)."""
+    def batches(self, messages_max: int = 1000) -> AsyncIterator[Messages]:
+        """Messages in batches. Each batch is acknowledged when the task that got it asks for the next one, unless it was settled
+        (`ack="auto"`).
+        """
+        return TaskLoop(self._held, partial(self._next_batch, messages_max))
+
+    async def _next_batch(self, messages_max: int) -> Messages:
         while True:
             found = await self.pull(messages_max)
-            if not found.slices:
-                continue
-            yield found
-            if self._is_auto and not self._most_once:
-                found.ack_later()
+            if found.slices:
+                return found
 
     async def _next_slice(self, messages_max: int, wait_s: float = math.inf) -> tuple[Attachment | None, Slice | None]:
         """The next consecutive messages; None if none came within `wait_s`."""
@@ -218,7 +249,7 @@ class Consumer:
         while True:
             if self._has_failed:
                 self._check_open()
-            attachment = None if self.is_paused else self._whose_turn()
+            attachment = None if self.is_paused or self._is_draining else self._whose_turn()
             if attachment is not None:
                 part = attachment.take(messages_max)
                 if (not self._most_once or await self._is_ours_for_good(part)) and self._is_readable(part):
@@ -265,6 +296,7 @@ class Consumer:
         try:
             await waiter
         finally:
+            self._loop_turn.begin()
             is_changed = waiter not in self._waiting
             self._waiting.pop(waiter, None)
             if timer is not None:
@@ -274,6 +306,7 @@ class Consumer:
     def _check_open(self) -> None:
         if self._is_closed or self._links.is_closed:
             raise ClientClosed("the consumer is closed: make a new one")
+        self._links.round.own_loop()
         self.ready.end()
         failure, self._failure = self._failure, None
         for attachment in self._attachments:
@@ -453,44 +486,80 @@ class Consumer:
     # --- the end -------------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Stop taking messages for good, and return unseen messages to the group immediately. Settle the messages that were handed out,
-        then `close`.
+        """Take and hand out nothing more, for good, and return unseen messages to the group immediately. Settle the messages that were
+        handed out, then `close`: until then they stay this consumer's.
         """
         self._is_draining = True
         for each in self._attachments:
             each.give_back()
 
     async def close(self, error: BaseException | None = None) -> None:
-        """Send the remaining verdicts and leave the group. The message that the loop is handling fails (with `error`, if there is one);
+        """Send the remaining verdicts and leave the group. The messages that tasks are handling fail (with `error`, if there is one);
         unseen messages return to the group immediately.
 
-        Waits until retries with a delay of more than an hour are stored, for two minutes at most.
+        Waits until retries with a delay of more than an hour are stored, for two minutes at most. If this call is cancelled, the consumer
+        leaves without that wait; another call returns when it has left.
         """
-        if self._is_closed:
+        if self._links.round.is_over:  # what a consumer does to leave ended with the event loop
+            self._is_closed = True
+            self._tell_closed()
             return
-        self._is_closed = True
-        self._notify()
-        await self._retries.close()
-        message = self.ready.forget()
-        if message is not None and self._is_auto and not message.is_settled and self.ready.settler is not None:
-            delay = BY_GROUP_MS if isinstance(error, Exception) else 0
-            why = error_text(error) if error is not None else "the consumer was closed"
-            self.ready.settler.settle(message.pull_sequence, message.pull_sequence, Verdict.NACK, delay, why)
-        self._links.locator.unlisten(self.subject, self._rerouted)
-        tasks = [task for task in (self._follower, *self._resetting.values()) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*[each.close() for each in self._attachments], *tasks, return_exceptions=True)
-        if self._spool_sender is not None:
-            await self._spool_sender.close()
-        self._notify()
-        self._tell_closed()
+        self._links.round.own_loop()
+        if self._closing is None:
+            self._is_closed = True
+            self._notify()
+            retrying = self._loop.create_task(self._retries.close())
+            self._closing = retrying, self._loop.create_task(self._close(retrying, error))
+        retrying, closing = self._closing
+        try:
+            await shared(closing)
+        except asyncio.CancelledError:
+            retrying.cancel()
+            raise
+
+    async def _close(self, retrying: asyncio.Task[None], error: BaseException | None) -> None:
+        try:
+            await asyncio.wait([retrying])
+            self._fail_held(error)
+            self._links.locator.unlisten(self.subject, self._rerouted)
+            tasks = [task for task in (self._follower, *self._resetting.values()) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*[each.close() for each in self._attachments], *tasks, return_exceptions=True)
+            if self._spool_sender is not None:
+                await self._spool_sender.close()
+        finally:
+            self._notify()
+            self._tell_closed()
+
+    def _fail_held(self, error: BaseException | None) -> None:
+        delay = BY_GROUP_MS if isinstance(error, Exception) else 0
+        why = error_text(error) if error is not None else "the consumer was closed"
+        for each in self._held.close() if self._held is not None else ():
+            # A batch goes back with what is unseen.
+            if isinstance(each, Message) and not each.is_settled:
+                each.settler.settle(each.pull_sequence, each.pull_sequence, Verdict.NACK, delay, why)
 
     async def __aenter__(self) -> Consumer:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.close(error)
+
+
+def _ack(message: Message | Messages) -> None:
+    if isinstance(message, Messages) or not message.is_settled:
+        message.ack_later()
+
+
+def _give_back(message: Message | Messages, failure: BaseException | None) -> None:
+    """The task that got the message has ended."""
+    if isinstance(message, Message) and message.is_settled:
+        return
+    if failure is not None:
+        message.nack(error=failure)
+    else:
+        message.release()
 
 
 def _spool_sender(links: Links, terms: Terms) -> SpoolSender | None:

@@ -33,6 +33,7 @@ class Terms:
     tags_all: list[str]
     pull_bytes: int
     most_once: bool = False
+    condition: str = ""
 
 
 class ConsumerSession(NamedTuple):

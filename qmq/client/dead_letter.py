@@ -11,6 +11,7 @@ from qmq.batch_columns import Columns
 from qmq.copies import CREATED_SPAN_MS, columns_of_copies
 from qmq.errors import InvalidArgument
 from qmq.model import MessageId
+from qmq.text_numbers import whole_number
 
 if TYPE_CHECKING:
     from qmq.client.message import Message
@@ -57,6 +58,13 @@ Choose = Callable[[DeadLetter], bool]
 Edit = Callable[[DeadLetter], DeadLetter]
 
 
+def _whole(text: bytes) -> int:
+    found = whole_number(text)
+    if found is None:
+        raise ValueError(f"{text[:40]!r} is no number")
+    return found
+
+
 def letter_of(message: Message) -> DeadLetter:
     """Parse a message of a dead-letter queue. Raises InvalidArgument if it is not a dead letter."""
     found = message.headers
@@ -65,11 +73,11 @@ def letter_of(message: Message) -> DeadLetter:
             found[headers.GROUP].decode(),
             found[headers.SUBJECT].decode(),
             message.broker_group,
-            int(found[headers.SEQUENCE]),
+            _whole(found[headers.SEQUENCE]),
             message.id,
-            int(found[headers.ATTEMPT]),
+            _whole(found[headers.ATTEMPT]),
             found[headers.ERROR].decode(errors="replace"),
-            int(found[headers.DEAD_MS]),
+            _whole(found[headers.DEAD_MS]),
             message.create_time_ms,
             message.key_bytes,
             message.tags,

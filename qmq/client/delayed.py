@@ -56,7 +56,7 @@ class Delayed:
 
     async def move(self, id: str | DelayedId, when: When) -> DelayedMessage:
         """Change the due time, by a timedelta from now or a datetime; a time in the past means now. For a recurring message this moves the
-        next run.
+        next run only: the runs between its time by the schedule and the new one come after it, late, and none comes twice.
 
         Raises as `cancel`, and DelayTooLong.
         """

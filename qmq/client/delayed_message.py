@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from qmq.client.due_times import time_of
+from qmq.clock import time_of
 from qmq.model import MessageId
 
 if TYPE_CHECKING:

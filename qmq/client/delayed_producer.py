@@ -88,7 +88,7 @@ class DelayedProducer(Producer):
         batch_messages: int = BATCH_MESSAGES,
         batch_bytes: int = BATCH_BYTES,
         delivery_timeout_s: float = 120.0,
-        body_bytes_max: int = limits.BODY_BYTES_MAX,
+        body_bytes_max: int = limits.LONG_BODY_BYTES_MAX,
         acks: str = "quorum",
         is_half: bool = False,
         on_closed: Callable[[Self], object] = ignored,

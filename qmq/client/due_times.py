@@ -24,7 +24,6 @@ When: TypeAlias = timedelta | datetime
 """How long from now, or when (with a time zone)."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_LAST: Final = datetime.max.replace(tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _NS_PER_MS: Final = 1_000_000
 _FIELD: Final = re.compile(r"[0-9A-Za-z*,/#-]+", re.ASCII)
@@ -39,14 +38,6 @@ def time_ms(at: object, what: str = "at") -> int:
     if at.utcoffset() is None:
         raise InvalidArgument(f"{what}={at.isoformat()} has no time zone: add one, datetime(..., tzinfo=ZoneInfo('Europe/Berlin'))")
     return -((_EPOCH - at) // _MILLISECOND)
-
-
-def time_of(time_ms: int) -> datetime:
-    """The datetime in UTC; a time beyond the calendar becomes the calendar's last moment."""
-    try:
-        return _EPOCH + timedelta(milliseconds=time_ms)
-    except OverflowError:
-        return _LAST
 
 
 def due_ms(when: object, now_ns: int) -> int:

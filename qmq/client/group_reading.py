@@ -56,9 +56,11 @@ class GroupReading(Protocol):
 
 
 class PlainReading:
-    """Reads an unordered subject. The broker matches `tags_any`."""
+    """Reads an unordered subject. The broker matches `tags_any`. `condition` is the text of what `wants` selects."""
 
-    def __init__(self, client: Client, subject: str, group: str, *, tags_any: Sequence[str] = (), wants: Wants | None = None) -> None:
+    def __init__(
+        self, client: Client, subject: str, group: str, *, tags_any: Sequence[str] = (), wants: Wants | None = None, condition: str = ""
+    ) -> None:
         self._consumer = client.consumer(
             subject,
             group,
@@ -68,6 +70,7 @@ class PlainReading:
             prefetch_bytes=limits.CONSUMER_UNACKED_BYTES_MAX,
             lease_ms=LEASE_MS,
             expired="skip",
+            condition=condition,
         )
         self._wants = wants
         self.unsettled = 0

@@ -9,31 +9,32 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import MutableMapping
-from typing import Final, Generic, TypeVar
+from collections.abc import Hashable, MutableMapping
+from typing import Any, Final, TypeVar
 
 from qmq.client.backlog import Backlog
 
 PARTS: Final = 60
 """Ticks within which every producer is checked once."""
 
-K = TypeVar("K")
+K = TypeVar("K", bound=Hashable)
 P = TypeVar("P", bound=Backlog)
 
 
-class IdleProducers(Generic[K, P]):
-    """Closes idle producers in `shared`. `watch` adds one of them."""
+class IdleProducers:
+    """Closes idle producers. `watch` adds one of them."""
 
-    def __init__(self, shared: MutableMapping[K, P], idle_s: float) -> None:
-        self._shared = shared
+    def __init__(self, idle_s: float) -> None:
         self._tick_s = idle_s / PARTS
-        self._queue: deque[tuple[K, int]] = deque()
-        """(key, tickets that its producer had given out when it was idle at the last look; -1 if it was busy or new)"""
+        self._queue: deque[tuple[MutableMapping[Any, Any], Hashable, int]] = deque()
+        """(the producers that it belongs to, key, tickets that it had given out when it was idle at the last look; -1 if it was busy or
+        new)
+        """
         self._timer: asyncio.TimerHandle | None = None
 
-    def watch(self, key: K) -> None:
-        """Examine a new producer from now on."""
-        self._queue.append((key, -1))
+    def watch(self, shared: MutableMapping[K, P], key: K) -> None:
+        """Examine the new producer `shared[key]` from now on, and delete it there when it is closed."""
+        self._queue.append((shared, key, -1))
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
 
@@ -44,15 +45,15 @@ class IdleProducers(Generic[K, P]):
     def look(self, count: int) -> None:
         """Examine the `count` producers that were not examined for longest."""
         for _ in range(min(count, len(self._queue))):
-            key, tickets = self._queue.popleft()
-            producer = self._shared.get(key)
+            shared, key, tickets = self._queue.popleft()
+            producer = shared.get(key)
             if producer is None:
                 continue
             if producer.is_idle and producer.tickets == tickets:
-                del self._shared[key]
+                del shared[key]
                 producer.abort()
             else:
-                self._queue.append((key, producer.tickets if producer.is_idle else -1))
+                self._queue.append((shared, key, producer.tickets if producer.is_idle else -1))
 
     def close(self) -> None:
         """Stop ending idle producers."""

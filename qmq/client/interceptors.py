@@ -23,9 +23,9 @@ Rules:
   is already decided.
 * `handling` sees the handler's exception and may raise another one, but cannot suppress it: only the handler decides whether a message is
   acknowledged.
-* Handling is what a listener does with a message, what an ordered consumer's `run` calls, or one turn of an `async for` (until the loop
-  asks for the next message, or the consumer is closed). After a `pull` the application marks the handling itself: `with
-  mq.interceptors.handling(message, consumer.group): ...`.
+* Handling is what a listener does with a message, what an ordered consumer's `run` calls, or one turn of an `async for` (until the message
+  has its verdict, its task asks for the next one or ends, or the consumer is closed). After a `pull` the application marks the handling
+  itself: `with mq.interceptors.handling(message, consumer.group): ...`.
 * Consumers send verdicts together. `settled` is called once for each request that took verdicts to a broker, when it is answered or has
   failed. Verdicts that are sent again are another request.
 * Messages that QMQ sends again (a retry through a delay group, a replay) keep their headers and are not intercepted.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
@@ -16,19 +17,25 @@ from qmq.client.loop_round import LoopRound
 from qmq.client.route_book import Master
 from qmq.client.settle_report import SettleReport, SettleReporter
 from qmq.client.shared_work import shared
-from qmq.errors import ClientClosed, NotConnected, PeerError, Unavailable
+from qmq.errors import ClientClosed, NameUnresolved, NotConnected, PeerError, QmqError, Unavailable, UnknownHost
 from qmq.model import base_group
-from qmq.network import NETWORK, Network
+from qmq.network import NETWORK, NamePatience, Network
+from qmq.server_name import ServerName
 
 if TYPE_CHECKING:
     from qmq.client.ack_spool import AckSpool
+
+log = logging.getLogger("qmq.client")
+
+_Place = tuple[str, ServerName]
+"""Where a server listens, and its name."""
 
 REACH_S: Final = 1.0
 """If a broker has not answered the HELLO after this time, the client asks the metaserver for the master; the attempt continues."""
 
 
 class Links:
-    """The client's connections by address. Concurrent callers share one attempt."""
+    """The client's connections, by address and the server's name. Concurrent callers share one attempt."""
 
     def __init__(
         self,
@@ -36,12 +43,13 @@ class Links:
         client: str,
         *,
         now_ns: Callable[[], int] | None = None,
+        now_s: Callable[[], float] = time.monotonic,
         network: Network = NETWORK,
         store: AckSpool | None = None,
         timing: ClientTiming = TIMING,
         tell_settled: Callable[[SettleReport], None] | None = None,
     ) -> None:
-        """`tell_settled` is called with every request that has verdicts."""
+        """`now_s` is a monotonic clock. `tell_settled` is called with every request that has verdicts."""
         self.locator = locator
         self.timing = timing
         self.now_ns = now_ns or time.time_ns
@@ -54,8 +62,12 @@ class Links:
         self._tell_settled = tell_settled
         self._client = client
         self._network = network
-        self._connections: dict[str, Connection] = {}
-        self._attempts: dict[str, asyncio.Task[Connection]] = {}
+        self._connections: dict[_Place, Connection] = {}
+        """The open ones."""
+        self._names = NamePatience(now_s, timing.unresolved_s)
+        self._told: set[str] = set()
+        """The addresses whose names could not be resolved, as the log says."""
+        self._attempts: dict[_Place, asyncio.Task[Connection]] = {}
         self.counters = ClientCounters()
         self.is_closed = False
         self.is_paused = False
@@ -66,18 +78,37 @@ class Links:
         return sum([each.is_open for each in list(self._connections.values())])
 
     async def reach(self, subject: str, group: str) -> tuple[Master, Connection]:
-        """The group's master and an open connection to it. Tries once: call again after Unavailable; `reach` keeps the pauses."""
-        self._check_open()
+        """The group's master and an open connection to it. Tries once: call again after Unavailable; `reach` keeps the pauses.
+
+        Raises UnknownHost if the name of the first broker to reach never had an address.
+        """
+        self.check_usable()
         master = await self.locator.master(subject, group)
+        self._names.tries(master.address)
         try:
             async with asyncio.timeout(REACH_S):
-                return master, await self._open(master.address)
+                return master, await self._open((master.address, master.server))
+        except NameUnresolved as failure:
+            self.locator.doubt(group, master)
+            raise self._unresolved(failure, group, master.address) from failure
         except (Unavailable, PeerError):
             self.locator.doubt(group, master)
             raise
         except TimeoutError:
             self.locator.doubt(group, master)
             raise NotConnected(f"no broker has answered at {master.address} yet") from None
+
+    def _unresolved(self, failure: NameUnresolved, group: str, address: str) -> QmqError:
+        """The error for a name without an address. A client that reached another broker waits, and logs once what is wrong."""
+        why = f"{failure.message}, where broker group {group} says it is: give its broker a name that clients can resolve (QMQ_ADVERTISE)"
+        if not self._names.is_over([address]):
+            return NameUnresolved(why)
+        if not self._names.has_found:
+            return UnknownHost(why)
+        if address not in self._told:
+            self._told.add(address)
+            log.warning("%s", why)
+        return NameUnresolved(why)
 
     def server(self, group: str) -> str | None:
         """The address of a broker group's master, if it is known and not in doubt."""
@@ -90,27 +121,49 @@ class Links:
             return None
         return SettleReporter(self._tell_settled, subject, base_group(group), broker_group, self.now_ns)
 
-    async def _open(self, address: str) -> Connection:
-        found = self._connections.get(address)
+    async def _open(self, place: _Place) -> Connection:
+        found = self._connections.get(place)
         if found is not None and found.is_open:
             return found
-        self._check_open()  # the client may have been closed while the master was looked up
-        attempt = self._attempts.get(address)
+        self.check_usable()  # the client may have been closed while the master was looked up
+        attempt = self._attempts.get(place)
         if attempt is None:
-            attempt = self._attempts[address] = asyncio.create_task(
-                connect(address, self._client, self._network, reauth_s=self.timing.reauth_s, loop_round=self.round)
+            address, server = place
+            attempt = self._attempts[place] = asyncio.create_task(
+                connect(address, self._client, self._network, reauth_s=self.timing.reauth_s, loop_round=self.round, server=server)
             )
-            attempt.add_done_callback(lambda done: self._attempted(address, done))
+            attempt.add_done_callback(lambda done: self._attempted(place, done))
         return await shared(attempt)
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raises ClientClosed if the client was closed."""
         if self.is_closed:
             raise ClientClosed("the client is closed: make a new one with qmq.connect()")
 
-    def _attempted(self, address: str, done: asyncio.Task[Connection]) -> None:
-        self._attempts.pop(address, None)
-        if not done.cancelled() and done.exception() is None:
-            self._connections[address] = done.result()
+    def check_usable(self) -> None:
+        """Raises ClientClosed if the client was closed, or as `LoopRound.own_loop`."""
+        self.check_open()
+        self.round.own_loop()
+
+    def _attempted(self, place: _Place, done: asyncio.Task[Connection]) -> None:
+        self._attempts.pop(place, None)
+        if done.cancelled() or done.exception() is not None:
+            return
+        found = done.result()
+        self._names.found(found.address)
+        if not found.ended.is_set():
+            self._connections[place] = found
+            found.on_closed[lambda: self._ended(place, found)] = None
+
+    def _ended(self, place: _Place, connection: Connection) -> None:
+        if self._connections.get(place) is connection:
+            del self._connections[place]
+
+    def abandon(self) -> None:
+        """Disconnect when the event loop has ended."""
+        self.is_closed = True
+        for each in self._connections.values():
+            each.stream.shut_down()
 
     async def close(self) -> None:
         self.is_closed = True
@@ -120,7 +173,8 @@ class Links:
         for attempt in attempts:
             attempt.cancel()
         await asyncio.gather(*attempts, return_exceptions=True)  # one may have connected: afterwards it is among the connections
-        for connection in self._connections.values():
+        connections = list(self._connections.values())
+        for connection in connections:
             connection.close()
-        for connection in self._connections.values():
+        for connection in connections:
             await connection.wait_closed()

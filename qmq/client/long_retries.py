@@ -104,11 +104,19 @@ class Retries:
             _settle(batch, verdict, delay_ms)
 
     async def close(self) -> None:
-        """Wait until every message has its verdict, for `timeout_s` at most. Messages that are added later are not sent."""
+        """Wait until every message has its verdict, for `timeout_s` at most. Messages that are added later are not sent. If the wait is
+        cancelled, messages that no delay group has confirmed come back in an hour.
+        """
         self._leave()
-        while self._sending:
-            await asyncio.wait(self._sending)
-        self._is_closed = True
+        try:
+            while self._sending:
+                await asyncio.wait(self._sending)
+        finally:
+            self._is_closed = True
+            if self._sending:
+                for each in self._sending:
+                    each.cancel()
+                await asyncio.wait(self._sending)
 
 
 def _settle(batch: Sequence[LongRetry], verdict: int, delay_ms: int) -> None:

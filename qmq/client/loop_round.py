@@ -8,6 +8,9 @@ event loop: each is a system call and about 10 µs, more than the client's own w
 callback, by a task or a timer, take effect in the next round, as with `call_soon`.
 
 Tasks run after everything else that concerns the answers, so that they find every part of the client in a consistent state.
+
+A client belongs to one event loop: the first in which it sends or receives (`LoopRound.own_loop`). Its connections, timers and waiting
+tasks are that loop's, so that in another one nothing would wake who waits. Calls to metaservers work in any loop.
 """
 
 from __future__ import annotations
@@ -17,9 +20,28 @@ from collections.abc import Callable, Generator
 from contextvars import Context
 from typing import Any
 
+from qmq.errors import CallerError, ClientClosed, InvalidArgument
 from qmq.wire.frame_stream import FrameStream
 
 Wakeup = Callable[["WaitingTask"], object]
+
+
+def not_here(loop: asyncio.AbstractEventLoop) -> CallerError:
+    """The error of a caller that runs in another event loop than the client's, `loop`."""
+    if loop.is_closed():
+        return ClientClosed(
+            "the event loop in which this client was used has ended: make a client in each asyncio.run() or qmq.run(), with"
+            " `async with qmq.connect(...) as mq`, or use qmq.blocking"
+        )
+    return InvalidArgument(
+        "this client belongs to another event loop: make one client for each event loop; threads without one share a client of qmq.blocking"
+    )
+
+
+def require_alive(loop: asyncio.AbstractEventLoop) -> None:
+    """Raise ClientClosed if the client's event loop has ended."""
+    if loop.is_closed():
+        raise not_here(loop)
 
 
 class WaitingTask:
@@ -44,8 +66,11 @@ class WaitingTask:
         """Whether the task was woken or cancelled."""
 
     def __await__(self) -> Generator[WaitingTask, None, None]:
-        """Suspend the task until it is woken; at most once. Raises CancelledError."""
-        yield self
+        """Suspend the task until it is woken; at most once. Raises CancelledError; as `LoopRound.own_loop` in another event loop."""
+        try:
+            yield self
+        except RuntimeError:  # by the task, for an awaitable of another event loop
+            raise not_here(self._loop) from None
 
     def wake_soon(self) -> None:
         """Run the task in the next round of the event loop."""
@@ -92,7 +117,30 @@ class LoopRound:
         self._has_end = False
         """Whether the end of this round, or of the next one, is scheduled."""
         self.loop: asyncio.AbstractEventLoop | None = None
-        """The running event loop, as soon as frames have arrived in it."""
+        """The client's event loop, as soon as the client was used in one."""
+
+    # --- the client's event loop ---------------------------------------------------------------------------------------
+
+    def own_loop(self) -> asyncio.AbstractEventLoop:
+        """The client's event loop: from the first call on, the one that runs then. Raises ClientClosed if that one has ended, and
+        InvalidArgument if another one runs, or none.
+        """
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            raise InvalidArgument(
+                "no event loop runs here: call an asyncio client in an async function, in its event loop's thread, or use qmq.blocking"
+            ) from None
+        if self.loop is None:
+            self.loop = running
+        elif self.loop is not running:
+            raise not_here(self.loop)
+        return running
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the client's event loop has ended, and with it all that the client does in the background."""
+        return self.loop is not None and self.loop.is_closed()
 
     # --- what is to be done --------------------------------------------------------------------------------------------
 
@@ -128,8 +176,12 @@ class LoopRound:
 
     def _expect(self) -> None:
         """Schedule the end of the round. Callers check `_has_end` themselves: for a lone message it is set three times of four."""
+        loop = self.loop or self.own_loop()
+        try:
+            loop.call_soon(self._run)
+        except RuntimeError:
+            raise not_here(loop) from None
         self._has_end = True
-        asyncio.get_running_loop().call_soon(self._run)
 
     # --- the round -----------------------------------------------------------------------------------------------------
 

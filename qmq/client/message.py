@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import chain, groupby, repeat
 from typing import Any, Final, Protocol
 
 from qmq import limits
 from qmq.batch import BatchView
 from qmq.client.ready_form import MessageFields, cut_bodies
+from qmq.clock import time_of
 from qmq.errors import CorruptBatch, DelayTooLong, InvalidArgument
 from qmq.model import MessageId
 from qmq.targeted import failures
@@ -200,7 +201,7 @@ class StoredMessage:
     @property
     def create_time(self) -> datetime:
         """`create_time_ms` as a datetime in UTC."""
-        return datetime.fromtimestamp(self.create_time_ms / 1000, UTC)
+        return time_of(self.create_time_ms)
 
     @property
     def server(self) -> str | None:
@@ -214,7 +215,10 @@ class StoredMessage:
 
     def json(self) -> Any:
         """The body read as JSON. Raises ValueError."""
-        return json.loads(self.body)
+        try:
+            return json.loads(self.body)
+        except RecursionError:
+            raise ValueError("too many arrays or objects inside each other") from None
 
 
 class Message(MessageFields, StoredMessage):

@@ -31,7 +31,7 @@ def key_bytes(key: object) -> bytes:
     if key is None:
         return b""
     if isinstance(key, str):
-        key = key.encode()
+        key = utf8("a key", key)
     if not isinstance(key, bytes):
         raise InvalidArgument(f"a key is str or bytes, not {type(key).__name__}")
     if len(key) > limits.KEY_BYTES_MAX:
@@ -39,18 +39,41 @@ def key_bytes(key: object) -> bytes:
     return key
 
 
+def utf8(what: str, text: str) -> bytes:
+    """The text as UTF-8. Raises InvalidArgument."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"{what} holds half of a surrogate pair, which is no character: {text!r}") from None
+
+
+def texts(name: str, values: object) -> tuple[str, ...]:
+    """The values of an argument that takes several texts; None means none. One text instead of a list would be taken for the list of its
+    letters. Raises InvalidArgument.
+    """
+    if values is None:
+        return ()
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        hint = f": write [{values!r}]" if isinstance(values, str) else ""
+        raise InvalidArgument(f"{name} are a list of str, not {type(values).__name__}{hint}")
+    found = tuple(values)
+    for each in found:
+        if not isinstance(each, str):
+            raise InvalidArgument(f"{name} are a list of str, and {each!r} is none")
+        utf8(name, each)
+    return found
+
+
 def tag_tuple(tags: object) -> tuple[str, ...]:
     """The tags of one message. Raises InvalidArgument."""
     if tags is None:
         return ()
-    if isinstance(tags, str) or not isinstance(tags, Iterable):
-        raise InvalidArgument(f"tags are a list of str, not {type(tags).__name__}")
-    found = tuple(tags)
+    found = texts("tags", tags)
     if len(found) > limits.TAGS_MAX:
         raise InvalidArgument(f"a message has at most {limits.TAGS_MAX} tags, not {len(found)}")
     for tag in found:
-        if not isinstance(tag, str) or not 0 < len(tag.encode()) <= limits.TAG_BYTES_MAX:
-            raise InvalidArgument(f"a tag is a str of 1 to {limits.TAG_BYTES_MAX} bytes, not {tag!r}")
+        if not 0 < len(tag.encode()) <= limits.TAG_BYTES_MAX:
+            raise InvalidArgument(f"a tag is a str of 1 to {limits.TAG_BYTES_MAX} bytes, not of {len(tag.encode())}")
     return found
 
 
@@ -66,8 +89,8 @@ def header_map(headers: object) -> dict[str, bytes]:
             raise InvalidArgument(f"a header is a str with bytes or str, not {name!r}: {value!r}")
         if name.startswith(system.PREFIX):
             raise InvalidArgument(f"the header {name!r}: names that begin with {system.PREFIX!r} are the system's own; choose another")
-        found[name] = value.encode() if isinstance(value, str) else value
-    size = sum(len(name.encode()) + len(value) for name, value in found.items())
+        found[name] = utf8("a header", value) if isinstance(value, str) else value
+    size = sum(len(utf8("a header's name", name)) + len(value) for name, value in found.items())
     if size > limits.HEADER_BYTES_MAX:
         raise MessageTooLarge(f"headers of {size} bytes; the limit is {limits.HEADER_BYTES_MAX}")
     return found
@@ -75,6 +98,8 @@ def header_map(headers: object) -> dict[str, bytes]:
 
 def check_length(name: str, column: Sized | None, count: int) -> None:
     """Raises InvalidArgument if a column has not exactly one item for each of `count` messages."""
+    if isinstance(column, str | bytes):
+        raise InvalidArgument(f"{name} are a list with one item for each message, not {type(column).__name__}")
     if column is not None and len(column) != count:
         raise InvalidArgument(f"{count} bodies, but {len(column)} {name}: give one for each message")
 

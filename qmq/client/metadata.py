@@ -17,6 +17,7 @@ from qmq_ordering.lane import Lane
 
 from qmq.client.delivery_client import DeliveryClient
 from qmq.client.locator import Pushed
+from qmq.client.message_checks import texts
 from qmq.client.metadata_answers import FoundSubject, assigned_lane, lanes_of, placement_of, schema_of
 from qmq.client.metaserver_calls import CALL_TIMEOUT_S
 from qmq.client.ordered.lane_membership import Assigned, Member
@@ -39,6 +40,7 @@ from qmq.proto.v1 import delay_pb2 as delay
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.rpc import status_of, typed_error
 from qmq.schemas.declared_schema import Compatibility, DeclaredSchema, SchemaFormat
+from qmq.server_name import ServerName, always
 from qmq.subject_settings import settings_of
 
 LOCATE_TIMEOUT_S: Final = 2.0
@@ -123,7 +125,10 @@ class MetadataClient(DeliveryClient):
         return next(found, None)
 
     async def describe_groups(self, subject: str = "", group: str = "") -> Partial[control.Group]:
-        """The progress of groups, on the broker groups that answer. Raises UnknownSubject, UnknownGroup; NotConnected if none answers."""
+        """The progress of groups of unordered subjects, on the broker groups that answer. `describe_route` has those of an ordered one.
+
+        Raises UnknownSubject, UnknownGroup; OrderMismatch for a group of an ordered subject; NotConnected if none answers.
+        """
         request = control.DescribeGroupsRequest(subject=subject, group=group)
         found: control.DescribeGroupsResponse = await self._call("DescribeGroups", request)
         return Partial(found.groups, found.silent)
@@ -162,8 +167,8 @@ class MetadataClient(DeliveryClient):
         return list(found.moved)
 
     async def _reset_at_master(self, request: control.ResetGroupRequest, broker_group: str) -> control.ResetGroupResponse:
-        address = await self._control_address(broker_group)
-        async with self._network.channel(address) as channel:
+        address, server = await self._master(broker_group)
+        async with self._network.channel(address, always(server)) as channel:
             try:
                 found: control.ResetGroupResponse = await control_pb2_grpc.BrokerControlStub(channel).ResetGroup(
                     request, timeout=CALL_TIMEOUT_S
@@ -172,11 +177,13 @@ class MetadataClient(DeliveryClient):
                 raise typed_error(cause, address) from cause
         return found
 
-    async def _control_address(self, broker_group: str) -> str:
-        for group in (await self.cluster()).groups:
+    async def _master(self, broker_group: str) -> tuple[str, ServerName]:
+        """The control address and the name of a broker group's master."""
+        found = await self.cluster()
+        for group in found.groups:
             for replica in group.replicas:
                 if group.broker_group == broker_group and replica.replica == group.master:
-                    return replica.control_address
+                    return replica.control_address, ServerName(found.cluster, broker_group, replica.replica)
         raise NotConnected(f"broker group {broker_group} has no master at the moment")
 
     async def find_message(self, subject: str, message_id: str) -> control.StoredMessage:
@@ -333,6 +340,7 @@ class MetadataClient(DeliveryClient):
             generation=generation,
             wait_ms=wait_ms,
             leaves=leaves,
+            condition=member.condition,
             finished=[assigned_lane(each) for each in finished],
         )
         found: pb.SyncMemberResponse
@@ -417,7 +425,7 @@ class MetadataClient(DeliveryClient):
 
     async def place_subject(self, subject: str, broker_groups: Sequence[str]) -> pb.SubjectSettings:
         """Set the broker groups of a subject. Messages on former groups can still be consumed. Raises UnknownSubject, InvalidArgument."""
-        request = pb.PlaceSubjectRequest(subject=subject, broker_groups=broker_groups)
+        request = pb.PlaceSubjectRequest(subject=subject, broker_groups=texts("broker_groups", broker_groups))
         placed: pb.PlaceSubjectResponse = await self._call("PlaceSubject", request)
         return placed.settings
 

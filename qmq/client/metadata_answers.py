@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from qmq_ordering.lane import Lane
@@ -15,6 +16,7 @@ from qmq.model import Order
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.schemas.declared_schema import DeclaredSchema, compatibility_of, format_of
+from qmq.server_name import ServerName
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +34,18 @@ class FoundSubject:
 
 def placement_of(subject: str, found: pb.LocateResponse) -> Placement:
     """Convert a metaserver's answer. Raises NotConnected if an ordered subject has no route yet."""
-    routes = [
-        SubjectRoute(each.broker_group, each.data_address, each.epoch, each.is_writable) for each in found.routes if each.partition == 0
+    return Placement(routes_of(found.routes, found.cluster), _ordering(subject, found))
+
+
+def routes_of(routes: Iterable[pb.QueueRoute], cluster: str) -> list[SubjectRoute]:
+    """The broker groups in an answer of this cluster."""
+    return [
+        SubjectRoute(
+            each.broker_group, each.data_address, each.epoch, each.is_writable, ServerName(cluster, each.broker_group, each.replica)
+        )
+        for each in routes
+        if each.partition == 0
     ]
-    return Placement(routes, _ordering(subject, found))
 
 
 def _ordering(subject: str, found: pb.LocateResponse) -> Ordering | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
@@ -11,10 +12,11 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 from tenacity.stop import stop_base
 
 from qmq.client.client_timing import TIMING, ClientTiming
-from qmq.errors import Outcome, QmqError, TlsFailed, Unavailable
-from qmq.network import NETWORK, Network
+from qmq.errors import CallerError, NameUnresolved, Outcome, QmqError, TlsFailed, Unavailable, UnknownHost
+from qmq.network import NETWORK, NamePatience, Network
 from qmq.proto.v1 import access_pb2_grpc, meta_pb2_grpc
 from qmq.rpc import is_answer, typed_error
+from qmq.server_name import ServerName
 
 CALL_TIMEOUT_S: Final = 5.0
 RETRY_S: Final = 3.0
@@ -34,12 +36,17 @@ class _NoTls(stop_base):
 class MetaserverCalls:
     """Every call raises the typed error that the server raised, or NotConnected."""
 
-    def __init__(self, addresses: list[str], network: Network = NETWORK, timing: ClientTiming = TIMING) -> None:
+    def __init__(
+        self, addresses: list[str], network: Network = NETWORK, timing: ClientTiming = TIMING, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
         self._network = network
         self._timing = timing
-        self._channels = {each: network.channel(each) for each in addresses}
+        self._cluster = ""
+        """The cluster of the metaserver that answered first. Metaservers of another cluster refuse."""
+        self._channels = {each: network.channel(each, lambda: ServerName(self._cluster)) for each in addresses}
         self._stubs: dict[str, Any] = {address: meta_pb2_grpc.MetaStub(channel) for address, channel in self._channels.items()}
         self._access_stubs: dict[str, Any] = {address: access_pb2_grpc.AccessStub(channel) for address, channel in self._channels.items()}
+        self._names = NamePatience(now_s, timing.unresolved_s)
         self._turns = itertools.cycle(addresses)
         self._address = next(self._turns)
 
@@ -49,9 +56,10 @@ class MetaserverCalls:
 
     async def _call(self, method: str, request: Any, *, retry_s: float = RETRY_S, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         """Call a method. If a server cannot be reached, try the next one, with jitter, until `retry_s` has passed and,
-        unless it is 0, all servers were tried.
+        unless it is 0, all servers were tried. If one of them may have made a change, the others' failures to answer do not deny it.
         """
         unreachable: dict[str, QmqError] = {}
+        is_doubtful = False
 
         try:
             async for attempt in AsyncRetrying(
@@ -62,7 +70,13 @@ class MetaserverCalls:
                 reraise=True,
             ):
                 with attempt:
-                    return await self._call_once(method, request, timeout_s, unreachable)
+                    try:
+                        return await self._call_once(method, request, timeout_s, unreachable)
+                    except QmqError as failure:
+                        is_doubtful = is_doubtful or failure.outcome is Outcome.UNKNOWN
+                        if is_doubtful and failure.outcome is Outcome.NOT_STORED and not isinstance(failure, CallerError):
+                            failure.outcome = Outcome.UNKNOWN
+                        raise
         except Unavailable as failure:
             if len(unreachable) < 2 or failure not in unreachable.values():
                 raise
@@ -76,15 +90,23 @@ class MetaserverCalls:
         address = self._address
         stubs = self._stubs if hasattr(self._stubs[address], method) else self._access_stubs
         call: Callable[..., Awaitable[Any]] = getattr(stubs[address], method)
+        self._names.tries(address)
         try:
-            return await call(request, timeout=timeout_s)
+            answer = await call(request, timeout=timeout_s)
+            self._names.found(address)
+            self._cluster = self._cluster or getattr(answer, "cluster", "")
+            return answer
         except grpc.RpcError as cause:
             failure = typed_error(cause, address)
+            if is_answer(cause):
+                self._names.found(address)
             if unreachable is not None and not is_answer(cause):
                 unreachable[address] = failure
             # Of several calls that fail at the same time, one changes the server: two changes could lead back to it.
             if isinstance(failure, Unavailable) and self._address == address:
                 self.turn()
+            if isinstance(failure, NameUnresolved) and self._names.is_over(self._channels):
+                raise UnknownHost(failure.message) from cause
             raise failure from cause
 
     def turn(self) -> None:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from qmq.client.message_checks import texts
 from qmq.client.sending_client import SendingClient
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class OutboxClient(SendingClient):
 
     @property
     def _outboxes(self) -> Outboxes:
-        self._check_open()
+        self._links.check_usable()
         if self._own_outboxes is None:
             from qmq.sql.dialects import check_installed
 
@@ -74,7 +75,9 @@ class OutboxClient(SendingClient):
         from qmq.sql.outbox_watchdog import Watchdogs
 
         engines = list(engine) if isinstance(engine, list | tuple) else [engine]
-        return Watchdogs(engines, list(tables), outboxes.sender, outboxes.holder, lease, self._timing.outbox_look_s, debezium)
+        return Watchdogs(
+            engines, list(texts("tables", tables)), outboxes.sender, outboxes.holder, lease, self._timing.outbox_look_s, debezium
+        )
 
     async def _close_outboxes(self) -> None:
         if self._own_outboxes is not None:

@@ -120,7 +120,7 @@ class Producer(Backlog):
         batch_bytes: int = BATCH_BYTES,
         delivery_timeout_s: float = 120.0,
         compression: Compression = Compression.NONE,
-        body_bytes_max: int = limits.BODY_BYTES_MAX,
+        body_bytes_max: int = limits.LONG_BODY_BYTES_MAX,
         acks: str = "quorum",
         destination: BatchDestination | None = None,
         on_closed: Callable[[Self], object] = ignored,
@@ -289,7 +289,7 @@ class Producer(Backlog):
         self._decided(batch.ticket, batch.size, failure)
         self._counters.failed += batch.count
         batch.ticket.fail(failure)
-        self._wake_drained()
+        self._wake_waiting()
 
     def _answered(self) -> None:
         """An answer came, so the open batch is sent now."""
@@ -298,8 +298,7 @@ class Producer(Backlog):
             self._close_open()
         else:
             self._pipes.send()
-        if self._drained:
-            self._wake_drained()
+        self._wake_waiting()
 
     def _changed(self) -> None:
         """Batches may have failed, or another group may take an open batch that waited for a stalled one."""

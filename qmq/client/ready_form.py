@@ -5,17 +5,14 @@ With the environment variable QMQ_PURE the Python form is used in any case.
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import os
-import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from qmq.client import ready_messages
 
 if TYPE_CHECKING:
-    from qmq.client.ready_messages import GatheredAcks, MessageFields, ReadyMessages, cut_bodies
+    from qmq.client.ready_messages import GatheredAcks, MessageFields, ReadyMessages, TaskHolding, cut_bodies
 
     IS_COMPILED: bool
 else:
@@ -24,12 +21,7 @@ else:
     except ImportError:
         form = ready_messages
     GatheredAcks, MessageFields, ReadyMessages = form.GatheredAcks, form.MessageFields, form.ReadyMessages
-    cut_bodies = form.cut_bodies
+    TaskHolding, cut_bodies = form.TaskHolding, form.cut_bodies
     IS_COMPILED = form is not ready_messages
 
-__all__ = ["IS_COMPILED", "GatheredAcks", "MessageFields", "ReadyMessages", "clock_of", "cut_bodies"]
-
-
-def clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
-    """The event loop's clock: what `time` of asyncio's own event loops calls, and `time` of others."""
-    return time.monotonic if type(loop).time is asyncio.BaseEventLoop.time else loop.time
+__all__ = ["IS_COMPILED", "GatheredAcks", "MessageFields", "ReadyMessages", "TaskHolding", "cut_bodies"]

@@ -2,6 +2,7 @@
 
     ReadyMessages   hands out a run of messages of one slice; between two of them only the lease's end is checked, by the clock
     MessageFields   the fields of a `Message`
+    TaskHolding         what a task got and has not finished
     GatheredAcks    joins acknowledgements of consecutive messages into one range
     cut_bodies      makes the bodies of a batch
 
@@ -11,6 +12,7 @@ failed, or somebody else takes or drops messages of the slice. A run also ends w
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Coroutine, Iterator
 from itertools import repeat
@@ -21,6 +23,8 @@ from qmq.batch_columns import bytes_column
 
 cut_bodies: Final = bytes_column
 """(region, place of the offsets, place of the bytes, number of messages)"""
+LOOP_S: Final = 0.05
+"""For how long a loop over messages may keep the event loop to itself."""
 
 
 class MessageFields:
@@ -76,15 +80,46 @@ class GatheredAcks:
         raise NotImplementedError
 
 
-class ReadyMessages(Generic[MessageT]):
-    """Iterates over a consumer's messages. `current` is the message that the loop works on. It is acknowledged through `settler` when the
-    loop asks for the next one, if it has no verdict and acknowledgement is automatic.
-
-    `make` is the class of the messages. `refill` returns the next message if it needs no waiting, and may begin a run. `wait` returns the
-    next message in any case, and calls `keep` with it.
+class TaskHolding:
+    """What a task holds: `message` is the last one that it got and has not finished; `earlier` are others, if it asked for several at a
+    time. `task` is None when the task has ended.
     """
 
-    __slots__ = ("_clock", "_is_auto", "_make", "_places", "_refill", "_run", "_slice", "_stop", "_until_s", "_wait", "current", "settler")
+    __slots__ = ("earlier", "message", "task")
+
+    def __init__(self, task: Any) -> None:
+        self.task = task
+        self.message: Any = None
+        self.earlier: list[Any] | None = None
+
+
+class HeldByTasks(Protocol):
+    """`TaskMessages` (task_messages.py)."""
+
+    @property
+    def task(self) -> Callable[[], Any]:
+        """Returns the running task."""
+        ...
+
+    def holding(self, owner: Any) -> TaskHolding: ...
+
+    def finish(self, holding: TaskHolding, last: Any) -> None: ...
+
+    def add(self, holding: TaskHolding, message: Any) -> None: ...
+
+
+class ReadyMessages(Generic[MessageT]):
+    """Iterates over a consumer's messages. What a task gets is in `held`, and acknowledged when that task asks for the next one, if it has
+    no verdict by then. Without `held` nothing is acknowledged.
+
+    `make` is the class of the messages. `refill` returns the next message if it needs no waiting, and may begin a run. `wait` returns the
+    next message in any case.
+
+    A loop whose body never waits gets its messages without waiting either: each `LOOP_S` it lets the event loop run once, because
+    heartbeats and other tasks need it.
+    """
+
+    __slots__ = ("_clock", "_held", "_holding", "_make", "_places", "_refill", "_rest_s", "_run", "_slice", "_stop", "_until_s", "_wait")
 
     def __init__(
         self,
@@ -92,15 +127,16 @@ class ReadyMessages(Generic[MessageT]):
         clock: Callable[[], float],
         refill: Callable[[], MessageT | None],
         wait: Callable[[], Coroutine[Any, Any, MessageT]],
-        is_auto: bool,
+        held: HeldByTasks | None,
     ) -> None:
-        self._make, self._clock, self._refill, self._wait, self._is_auto = make, clock, refill, wait, is_auto
-        self.current: MessageT | None = None
-        self.settler: Any = None
+        self._make, self._clock, self._refill, self._wait, self._held = make, clock, refill, wait, held
+        self._holding = TaskHolding(None)
+        """That of the task which asked last."""
         self._slice: Consecutive | None = None
         self._places: Iterator[int] = iter(())
         self._run: Iterator[MessageT] = iter(())
         self._stop, self._until_s = 0, -math.inf
+        self._rest_s = clock() + LOOP_S
 
     def begin(self, part: Consecutive, count: int, until_s: float) -> None:
         """Hand out the first `count` messages of a slice, until that time at most. The slice has more, and its bodies are decoded."""
@@ -118,32 +154,40 @@ class ReadyMessages(Generic[MessageT]):
             self._run, self._until_s = iter(()), -math.inf
 
     def take(self) -> MessageT | None:
-        """The next message, if it can be handed out without waiting."""
+        """The next message, if it can be handed out without waiting. It is no task's: nothing acknowledges it."""
         message = next(self._run, None) if self._clock() <= self._until_s else None
         return self._refill() if message is None else message
 
     def __aiter__(self) -> ReadyMessages[MessageT]:
         return self
 
-    async def __anext__(self) -> MessageT:
-        current = self.current
-        if current is not None:
-            self.current = None
-            if self._is_auto and not current.is_settled and self.settler is not None:
-                self.settler.ack(current.pull_sequence)
-        message = next(self._run, None) if self._clock() <= self._until_s else None
+    def __anext__(self) -> Coroutine[Any, Any, MessageT]:
+        held = self._held
+        if held is None:
+            return self._next(None, None)
+        task, holding = held.task(), self._holding
+        if task is None or holding.task is not task:
+            self._holding = holding = held.holding(task)
+        return self._next(holding, holding.message)
+
+    async def _next(self, holding: TaskHolding | None, last: MessageT | None) -> MessageT:
+        if last is not None and holding is not None:
+            if last is holding.message and holding.earlier is None:
+                holding.message = None
+                if not last.is_settled:
+                    last._settler.ack(last.pull_sequence)
+            elif self._held is not None:
+                self._held.finish(holding, last)
+        now_s = self._clock()
+        if self._until_s >= now_s > self._rest_s:
+            self._rest_s = now_s + LOOP_S
+            await asyncio.sleep(0)
+        message = next(self._run, None) if now_s <= self._until_s else None
         if message is None:
-            return await self._wait()
-        self.current, self.settler = message, message._settler
-        return message
-
-    def keep(self, message: MessageT) -> MessageT:
-        """The loop gets this message."""
-        # The settler is kept apart, because the application may redirect the message's verdicts (qmq/blocking.py).
-        self.current, self.settler = message, message._settler
-        return message
-
-    def forget(self) -> MessageT | None:
-        """The loop has no message any more; returns the one that it had."""
-        message, self.current = self.current, None
+            message = await self._wait()
+        if holding is not None:
+            if holding.message is None and holding.task is not None:
+                holding.message = message
+            elif self._held is not None:
+                self._held.add(holding, message)
         return message

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
 
-from qmq.client.loop_round import LoopRound, WaitingTask
+from qmq.client.loop_round import LoopRound, WaitingTask, not_here
 from qmq.errors import QmqError
 from qmq.model import DelayedId, MessageId
 
@@ -221,7 +221,10 @@ class Ticket:
             waiter = WaitingTask(self._round.loop if self._round is not None else None)
             self._waiters.append(waiter)
             self.is_awaited = True
-            yield waiter  # not `yield from`, which would be one more generator for each message
+            try:
+                yield waiter  # not `yield from`, which would be one more generator for each message
+            except RuntimeError:  # by the task, for an awaitable of another event loop
+                raise not_here(waiter.get_loop()) from None
         if self._error is not None:
             raise self._error
         assert self._receipt is not None

@@ -29,6 +29,7 @@ from typing import Final, NamedTuple
 from qmq_ordering.route import Route as OrderedRoute
 
 from qmq.model import Order
+from qmq.server_name import ANY_SERVER, ServerName
 
 _DELAYED: Final = "~"
 
@@ -53,10 +54,11 @@ def spoken(target: str) -> str:
 
 
 class Master(NamedTuple):
-    """Where a broker group's master is, and its epoch."""
+    """Where a broker group's master is, its epoch, and its name."""
 
     address: str
     epoch: int
+    server: ServerName = ANY_SERVER
 
 
 class SubjectRoute(NamedTuple):
@@ -66,6 +68,8 @@ class SubjectRoute(NamedTuple):
     address: str
     epoch: int
     is_writable: bool
+    server: ServerName = ANY_SERVER
+    """The master's name. Metaservers of release 0.2.0 name only the group."""
 
 
 class Ordering(NamedTuple):
@@ -147,7 +151,9 @@ class RouteBook:
             learned.outdated.add(group)
             return False
         self._epochs[group] = route.epoch
-        known, found = self._masters.get(group), Master(route.address, route.epoch)
+        known, found = self._masters.get(group), Master(route.address, route.epoch, route.server)
+        if known is not None and known[:2] == found[:2]:
+            found = known  # the same master; a metaserver of another release, or one that began just now, may name less of it
         if not route.address:
             if known is not None:
                 self._doubted.setdefault(group, ask)

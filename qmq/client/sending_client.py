@@ -6,12 +6,11 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Final
 
 from qmq import limits
 from qmq.batch_columns import BatchFlag, Columns
 from qmq.client import due_times, payloads
-from qmq.client.client_timing import TIMING, ClientTiming
+from qmq.client.client_timing import ClientTiming
 from qmq.client.delayed_producer import DelayedProducer
 from qmq.client.idle_producers import IdleProducers
 from qmq.client.intercepted import InterceptedDelayedProducer, InterceptedOrderedProducer, InterceptedProducer
@@ -23,10 +22,8 @@ from qmq.client.receipts import Receipt, Receipts
 from qmq.client.route_book import Ordering, delayed_target, spoken
 from qmq.clock import Clock, ms_of
 from qmq.compression import Compression
-from qmq.errors import ClientClosed, DeadlineExceeded, InvalidArgument, OrderMismatch, Unavailable
+from qmq.errors import DeadlineExceeded, InvalidArgument, OrderMismatch, Unavailable
 from qmq.model import check_name
-
-DELIVERY_TIMEOUT_S: Final = TIMING.delivery_timeout_s
 
 
 def now_by(clock: Clock | None) -> Callable[[], int]:
@@ -62,7 +59,7 @@ class SendingClient:
         self._producer_ids = ProducerIds()
         self._producers: dict[str, Producer | OrderedProducer] = {}
         """The producers of `send`, by subject."""
-        self._idle = IdleProducers(self._producers, timing.idle_producer_s)
+        self._idle = IdleProducers(timing.idle_producer_s)
         self._choosy_producers: dict[tuple[str, str], Producer | OrderedProducer] = {}
         """Producers for other `acks` than "quorum", by subject and `acks`."""
         self._delayed_producers: dict[tuple[str, str], DelayedProducer] = {}
@@ -171,35 +168,40 @@ class SendingClient:
         """The shared delayed producer of a subject, with room in its buffer."""
         producer = self._delayed_producers.get((subject, acks))
         if producer is None:
-            self._check_open()
+            self._links.check_usable()
             check_name("subject", subject)
             await self._ordering(delayed_target(subject))
             producer = self._delayed_producers.get((subject, acks))
             if producer is None:
-                producer = self._make_delayed_producer(self._links, self._identity, subject, acks=acks)
+                producer = self._make_delayed_producer(
+                    self._links, self._identity, subject, acks=acks, delivery_timeout_s=self._timing.delivery_timeout_s
+                )
                 self._delayed_producers[subject, acks] = producer
+                self._idle.watch(self._delayed_producers, (subject, acks))
         if producer.full:
             await producer.drain()
         return producer
 
     async def _shared_producer(self, subject: str, acks: str = "quorum") -> Producer | OrderedProducer:
         """The shared producer of a subject. The first use finds out which kind the subject needs."""
-        self._check_open()
+        self._links.check_usable()
         check_name("subject", subject)
         ordering = await self._ordering(subject)
         found = self._producers.get(subject) if acks == "quorum" else self._choosy_producers.get((subject, acks))
         if found is not None:
             return found
+        timeout_s = self._timing.delivery_timeout_s
         found = (
-            self._make_ordered_producer(self._links, self._producer_ids, subject, acks=acks)
+            self._make_ordered_producer(self._links, self._producer_ids, subject, acks=acks, delivery_timeout_s=timeout_s)
             if ordering is not None
-            else self._make_producer(self._links, self._identity, subject, acks=acks)
+            else self._make_producer(self._links, self._identity, subject, acks=acks, delivery_timeout_s=timeout_s)
         )
         if acks == "quorum":
             self._producers[subject] = found
-            self._idle.watch(subject)
+            self._idle.watch(self._producers, subject)
         else:
             self._choosy_producers[subject, acks] = found
+            self._idle.watch(self._choosy_producers, (subject, acks))
         return found
 
     async def _ordering(self, target: str) -> Ordering | None:
@@ -214,9 +216,8 @@ class SendingClient:
         except TimeoutError:
             raise DeadlineExceeded(f"subject {spoken(target)} could not be located in time; the last error: {cause}") from cause
 
-    def _check_open(self) -> None:
-        if self._links.is_closed:
-            raise ClientClosed("the client is closed: make a new one with qmq.connect()")
+    def _timeout_s(self, given: float | None) -> float:
+        return self._timing.delivery_timeout_s if given is None else given
 
     def producer(
         self,
@@ -224,26 +225,26 @@ class SendingClient:
         *,
         batch_messages: int = 1_000,
         batch_bytes: int = 256 * 1024,
-        delivery_timeout_s: float = DELIVERY_TIMEOUT_S,
+        delivery_timeout_s: float | None = None,
         compression: str | None = None,
         acks: str = "quorum",
-        body_bytes_max: int = limits.BODY_BYTES_MAX,
+        body_bytes_max: int = limits.LONG_BODY_BYTES_MAX,
     ) -> Producer:
         """A batching producer for one unordered subject. `compression` is "zstd" or "lz4".
 
         With `acks="flushed"` a message is acknowledged when a majority of the group has flushed it to disk, so that it survives a power cut
         of all replicas. With `acks="master"` it is acknowledged when the master has it: faster, but the last messages may be lost with the
-        master. A body longer than `body_bytes_max` is refused here; raise it, up to 15 MiB, for a subject that takes longer ones.
+        master. The broker refuses a body that is longer than the subject takes. One longer than `body_bytes_max` is refused here.
         Raises InvalidName, InvalidArgument. On an ordered subject, tickets fail with OrderMismatch: use `ordered_producer`.
         """
-        self._check_open()
+        self._links.check_usable()
         producer = self._make_producer(
             self._links,
             self._identity,
             check_name("subject", subject),
             batch_messages=batch_messages,
             batch_bytes=batch_bytes,
-            delivery_timeout_s=delivery_timeout_s,
+            delivery_timeout_s=self._timeout_s(delivery_timeout_s),
             compression=_compression(compression),
             acks=acks,
             body_bytes_max=_body_limit(body_bytes_max),
@@ -258,7 +259,7 @@ class SendingClient:
         *,
         batch_messages: int = 1_000,
         batch_bytes: int = 256 * 1024,
-        delivery_timeout_s: float = DELIVERY_TIMEOUT_S,
+        delivery_timeout_s: float | None = None,
         acks: str = "quorum",
         is_half: bool = False,
     ) -> DelayedProducer:
@@ -269,14 +270,14 @@ class SendingClient:
 
         Raises InvalidName, InvalidArgument.
         """
-        self._check_open()
+        self._links.check_usable()
         producer = self._make_delayed_producer(
             self._links,
             self._identity,
             check_name("subject", subject),
             batch_messages=batch_messages,
             batch_bytes=batch_bytes,
-            delivery_timeout_s=delivery_timeout_s,
+            delivery_timeout_s=self._timeout_s(delivery_timeout_s),
             acks=acks,
             is_half=is_half,
             on_closed=self._forget_producer,
@@ -290,10 +291,10 @@ class SendingClient:
         *,
         batch_messages: int = 1_000,
         batch_bytes: int = 256 * 1024,
-        delivery_timeout_s: float = DELIVERY_TIMEOUT_S,
+        delivery_timeout_s: float | None = None,
         compression: str | None = None,
         acks: str = "quorum",
-        body_bytes_max: int = limits.BODY_BYTES_MAX,
+        body_bytes_max: int = limits.LONG_BODY_BYTES_MAX,
         unknown: str = "resend",
     ) -> OrderedProducer:
         """A batching producer for one ordered subject: messages of one key are stored in the order of the calls.
@@ -304,14 +305,14 @@ class SendingClient:
         `body_bytes_max` is as for `producer`.
         Raises InvalidName, InvalidArgument. On an unordered subject, tickets and the next `send` fail with OrderMismatch.
         """
-        self._check_open()
+        self._links.check_usable()
         producer = self._make_ordered_producer(
             self._links,
             self._producer_ids,
             check_name("subject", subject),
             batch_messages=batch_messages,
             batch_bytes=batch_bytes,
-            delivery_timeout_s=delivery_timeout_s,
+            delivery_timeout_s=self._timeout_s(delivery_timeout_s),
             compression=_compression(compression),
             acks=acks,
             body_bytes_max=_body_limit(body_bytes_max),

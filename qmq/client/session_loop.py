@@ -28,7 +28,18 @@ from qmq.client.connection import Connection
 from qmq.client.consumer_session import ANSWER_S, ConsumerSession
 from qmq.client.links import Links
 from qmq.client.route_book import Master
-from qmq.errors import CallerError, ClientClosed, LaneLost, NotConnected, NotMaster, OrderMismatch, QmqError, Unavailable, UnknownConsumer
+from qmq.errors import (
+    CallerError,
+    ClientClosed,
+    LaneLost,
+    NotConnected,
+    NotMaster,
+    OrderMismatch,
+    QmqError,
+    Unavailable,
+    UnknownConsumer,
+    UnknownHost,
+)
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
 
@@ -136,7 +147,7 @@ class SessionLoop(Generic[GrantedT]):
             except CallerError as failure:
                 refusals += 1
                 self.detach()
-                if isinstance(failure, ClientClosed | OrderMismatch) or refusals > REFUSALS_MAX:
+                if isinstance(failure, ClientClosed | OrderMismatch | UnknownHost) or refusals > REFUSALS_MAX:
                     self._user.refused(failure)
                     return
             except QmqError as failure:

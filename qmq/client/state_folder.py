@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from qmq.errors import InvalidArgument
+from qmq.private_files import below_home, home_folder
 
 if TYPE_CHECKING:
     from qmq.client.ack_spool import AckSpool
@@ -33,18 +34,16 @@ def folder_of(state_dir: StateDir, environment: Mapping[str, str], home: Path | 
 
 
 def user_state_folder(environment: Mapping[str, str], home: Path | None = None) -> Path:
-    """`qmq` below XDG_STATE_HOME, else below ~/.local/state. Raises RuntimeError if the user has no home folder."""
+    """`qmq` below XDG_STATE_HOME, else below ~/.local/state. Raises InvalidArgument if the user has no home folder."""
     base = environment.get("XDG_STATE_HOME")
-    return (Path(base) if base else (home or Path.home()) / ".local" / "state") / "qmq"
+    if not base and home is not None:
+        return home / ".local" / "state" / "qmq"
+    return below_home(base, ".local", "state", variable="XDG_STATE_HOME") / "qmq"
 
 
 def store_of(state_dir: StateDir, addresses: Sequence[str]) -> AckSpool | None:
     """The spool for the clients of a cluster on this machine; None without a folder, and on systems without file locks."""
-    try:
-        home: Path | None = Path.home()
-    except RuntimeError:
-        home = None
-    folder = folder_of(state_dir, os.environ, home)
+    folder = folder_of(state_dir, os.environ, home_folder())
     if folder is None or sys.platform == "win32":
         return None
     from qmq.client.ack_spool import AckSpool

@@ -36,6 +36,7 @@ from qmq.client.client_timing import TIMING
 from qmq.client.connection import OnAnswer
 from qmq.client.consumer_session import ANSWER_S, ConsumerCalls, ConsumerSession, Terms
 from qmq.client.long_retries import LongRetry
+from qmq.client.loop_round import require_alive
 from qmq.client.message import Slice, retry_ms
 from qmq.client.ready_form import GatheredAcks
 from qmq.client.settle_report import SettleReporter, counted
@@ -215,7 +216,8 @@ class Verdicts:
         self.postponed -= messages
 
     def collect(self, parts: Iterable[tuple[int, int]], verdict: int, delay: int, error: str) -> None:
-        """Collect verdicts to be sent with others."""
+        """Collect verdicts to be sent with others. Raises ClientClosed if the event loop has ended."""
+        require_alive(self.loop)
         was_leaving = self._is_leaving
         for begin, end in parts:
             self._unsent.add(begin, end, verdict, delay, error)
@@ -237,6 +239,7 @@ class Verdicts:
         """For `Hold`: settle pull sequences that are not void, and wait."""
         if self._is_closed:
             raise ClientClosed("the consumer is closed: make a new one")
+        require_alive(self.loop)
         parts = self.outstanding.remove(first, last)
         if parts:
             request = SettleRequest([wire.Settlement(*part, verdict, 0) for part in parts], self.loop.create_future())
@@ -331,7 +334,8 @@ class Verdicts:
 
     def _over(self, request: SettleRequest) -> None:
         self._requests.remove(request)
-        self._spool.over(request)
+        if request in self._spool.waited_for:
+            self._spool.over(request)
 
     def _transmit_all(self) -> None:
         for request in list(self._requests):

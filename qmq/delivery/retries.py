@@ -18,7 +18,17 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from qmq.delivery.in_flight_batch import InFlightBatch
-from qmq.errors import CorruptBatch, DeadlineExceeded, InvalidArgument, NumberTaken, Outcome, QmqError, Unavailable, UnknownSubject
+from qmq.errors import (
+    CorruptBatch,
+    DeadlineExceeded,
+    InvalidArgument,
+    NumberTaken,
+    Outcome,
+    QmqError,
+    Unavailable,
+    UnknownHost,
+    UnknownSubject,
+)
 
 _RETRY_S: Final = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _PAUSE_S: Final = 0.1
@@ -55,7 +65,7 @@ def rest_s(refusals: int, failure: QmqError) -> float:
 
 def pause_s(refusals: int, failure: QmqError) -> float:
     """As `rest_s` while a broker is busy or unreachable; rising to 30 s if an operator has to act."""
-    if isinstance(failure, Unavailable | CorruptBatch):
+    if isinstance(failure, Unavailable | CorruptBatch | UnknownHost):
         return rest_s(refusals, failure)
     return min(_PAUSE_S * 2.0 ** min(refusals, 10), PAUSE_S_MAX) * random.uniform(0.7, 1.0)  # noqa: S311 - jitter, not a secret
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from qmq.client.any_message import AnyMessage
 from qmq.client.listening.outcomes import DONE, Act, HandlerDecision
 from qmq.client.message import error_text, retry_ms
+from qmq.clock import time_of
 from qmq.errors import InvalidArgument
 
 VERDICT_OF_TRANSACTION: Final = (
@@ -59,7 +60,7 @@ class Context:
     @property
     def deadline(self) -> datetime | None:
         """When the listener's `timeout` ends this handler; None without a timeout."""
-        return None if self._deadline_ms is None else datetime.fromtimestamp(self._deadline_ms / 1000, UTC)
+        return None if self._deadline_ms is None else time_of(self._deadline_ms)
 
     def ack(self) -> None:
         """Acknowledge now; a later exception of the handler is only logged. For a batch: all messages without a verdict. Raises

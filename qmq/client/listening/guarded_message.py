@@ -1,9 +1,11 @@
-"""Refuses verdicts while a message's transaction is open: a crash between the verdict and the commit would lose the effect."""
+"""What happens before a message gets a verdict. While the message's transaction is open, it is refused: a crash between the verdict and the
+commit would lose the effect.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -21,15 +23,19 @@ def verdicts_refused(message: AnyMessage) -> Iterator[None]:
 
     Only in the handler's thread: if the handler times out, the event loop settles the message meanwhile.
     """
-    guard = _VerdictGuard(message)
-    if isinstance(message, OrderedMessage):
-        message.settle_through(lambda settler: _GuardedLaneSettler(settler, guard))
-    else:
-        message.settle_through(lambda settler: _GuardedSettler(settler, guard))
+    before_verdicts(message, _VerdictGuard(message).check)
     try:
         yield
     finally:
         message.settle_through(lambda refusing: refusing.settler)  # type: ignore[attr-defined]  # ours, from above
+
+
+def before_verdicts(message: AnyMessage, check: Callable[[], object]) -> None:
+    """Call `check` before each verdict on a message; if it raises, the verdict is not given."""
+    if isinstance(message, OrderedMessage):
+        message.settle_through(lambda settler: _GuardedLaneSettler(settler, check))
+    else:
+        message.settle_through(lambda settler: _GuardedSettler(settler, check))
 
 
 class _VerdictGuard:
@@ -46,43 +52,43 @@ class _VerdictGuard:
 
 
 class _GuardedSettler:
-    def __init__(self, settler: Settler, guard: _VerdictGuard) -> None:
-        self.settler, self._guard = settler, guard
+    def __init__(self, settler: Settler, check: Callable[[], object]) -> None:
+        self.settler, self._check = settler, check
         self.subject, self.broker_group = settler.subject, settler.broker_group
 
     def ack(self, pull: int) -> None:
-        self._guard.check()
+        self._check()
         self.settler.ack(pull)
 
     def settle(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
-        self._guard.check()
+        self._check()
         self.settler.settle(first, last, verdict, delay, error)
 
     def nack(self, part: Slice, delay: timedelta | None, error: str = "") -> None:
-        self._guard.check()
+        self._check()
         self.settler.nack(part, delay, error)
 
     async def settle_now(self, first: int, last: int, verdict: int) -> None:
-        self._guard.check()
+        self._check()
         await self.settler.settle_now(first, last, verdict)
 
 
 class _GuardedLaneSettler:
-    def __init__(self, settler: OrderedSettler, guard: _VerdictGuard) -> None:
-        self.settler, self._guard = settler, guard
+    def __init__(self, settler: OrderedSettler, check: Callable[[], object]) -> None:
+        self.settler, self._check = settler, check
 
     def finish(self, message: OrderedMessage) -> None:
-        self._guard.check()
+        self._check()
         self.settler.finish(message)
 
     def fail(self, message: OrderedMessage, pause_ms: int | None) -> None:
-        self._guard.check()
+        self._check()
         self.settler.fail(message, pause_ms)
 
     def reject(self, message: OrderedMessage) -> None:
-        self._guard.check()
+        self._check()
         self.settler.reject(message)
 
     def release(self, message: OrderedMessage) -> None:
-        self._guard.check()
+        self._check()
         self.settler.release(message)

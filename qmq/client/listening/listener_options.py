@@ -11,6 +11,7 @@ from typing import Any, Final, TypedDict
 from qmq.client.listening.idempotent import Idempotent
 from qmq.client.listening.outcomes import Policy
 from qmq.client.message import retry_ms
+from qmq.client.message_checks import texts
 from qmq.errors import InvalidArgument
 from qmq.model import BROADCAST, check_name
 
@@ -84,6 +85,8 @@ class Options:
     def __post_init__(self) -> None:
         check_name("subject", self.subject)
         check_name("group", self.group)
+        for tags in ("tags_any", "tags_all"):
+            texts(tags, getattr(self, tags))
         _check(self.concurrency >= 1, f"concurrency is 1 or more, not {self.concurrency}")
         _check(self.on_undecodable in ("reject", "retry", "skip"), "on_undecodable is 'reject', 'retry' or 'skip'")
         _check(self.start in (None, "earliest", "latest"), "start is 'earliest' or 'latest'")

@@ -12,6 +12,7 @@ from functools import partial
 
 from qmq.client.connection import OnAnswer
 from qmq.client.consumer_session import ANSWER_S, ConsumerSession
+from qmq.client.loop_round import require_alive
 from qmq.client.ordered.lane_core import Cell, LaneCore, LaneRequest, LaneState
 from qmq.client.ordered.settle_clock import SettleClock
 from qmq.client.settle_report import LANE_VERDICTS, SettleReporter
@@ -130,6 +131,7 @@ class LaneAcks:
             return
         if self._is_closed:
             raise _closed()
+        require_alive(self._loop)
         waiter = self._waiters.setdefault(cell, self._loop.create_future())
         self._loop.call_soon(self.now)
         try:

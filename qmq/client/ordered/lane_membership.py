@@ -48,6 +48,7 @@ class Member(NamedTuple):
     lease_ms: int
     start: str
     gate: str
+    condition: str = ""
 
 
 class Assigned(NamedTuple):

@@ -29,6 +29,7 @@ from qmq import limits
 from qmq.client.connection import Connection
 from qmq.client.consumer_session import ANSWER_S, ConsumerSession
 from qmq.client.links import Links
+from qmq.client.loop_round import require_alive
 from qmq.client.ordered import lane_pull
 from qmq.client.ordered.lane_acks import LaneAcks
 from qmq.client.ordered.lane_core import Cell, FailurePolicy, LaneCore, LaneState
@@ -211,7 +212,10 @@ class LaneReader:
     # --- messages over -------------------------------------------------------------------------------------------------
 
     def worked(self, *, is_urgent: bool) -> None:
-        """A handler finished, successfully or not. Settle soon, or immediately if the request is full."""
+        """A handler finished, successfully or not. Settle soon, or immediately if the request is full. Raises ClientClosed if the event
+        loop has ended.
+        """
+        require_alive(self._loop)
         core = self.core
         if core.failing or self._retry_timer is not None:
             self.arm()

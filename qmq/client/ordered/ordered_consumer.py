@@ -4,7 +4,7 @@
                                   ◀── verdicts ────────────────────────┘
 
     await consumer.run(handler)     as many keys at once as `concurrency`; acknowledged when the handler returns, failed when it raises
-    async for message in consumer   one at a time; acknowledged when the loop asks for the next one
+    async for message in consumer   one at a time; acknowledged when the task that got it asks for the next one (`task_messages.py`)
     ack="explicit"                  acknowledged by `await message.ack()`; the application may have several at once, of different keys
 
     async for messages in consumer.batches()   many of one lane at a time, as lists; acknowledged when the loop asks for the next list
@@ -28,7 +28,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -49,6 +49,9 @@ from qmq.client.ordered.ordered_messages import OrderedMessages
 from qmq.client.ordered.pull_writes import PullWrites
 from qmq.client.ordered.settle_clock import SettleClock
 from qmq.client.prefetch_limits import check_limits
+from qmq.client.ready_form import TaskHolding
+from qmq.client.shared_work import shared
+from qmq.client.task_messages import LoopTurn, TaskLoop, TaskMessages
 from qmq.errors import ClientClosed, InvalidArgument, QmqError
 from qmq.model import check_name
 
@@ -89,6 +92,7 @@ class OrderedConsumer:
         lease_ms: int = LEASE_MS,
         attempts_max: int = ATTEMPTS_MAX,
         retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
+        condition: str = "",
         on_closed: Callable[[Self], object] = ignored,
     ) -> None:
         if ack not in ("auto", "explicit") or start not in ("earliest", "latest") or gate not in ("", "strict", "lanes"):
@@ -101,9 +105,9 @@ class OrderedConsumer:
         self.lease_ms, self.prefetch, self.prefetch_bytes = lease_ms, prefetch, prefetch_bytes
         policy = FailurePolicy(on_failure, attempts_max, tuple(int(each * 1000) for each in retry_delays_s))
         self._terms = LaneTerms(self.subject, self.group, self.name, self.incarnation, lease_ms, pull_bytes, policy)
-        self._is_auto = ack == "auto"
         self._links = links
-        self._loop = asyncio.get_running_loop()
+        self._loop = links.round.own_loop()
+        self._turn = LoopTurn(self._loop)
         self._inbox = LaneInbox(self.name)
         self._settle_clock = SettleClock(self._loop)
         self._pull_writes = PullWrites(lambda: len(self._readers))
@@ -111,13 +115,16 @@ class OrderedConsumer:
         self._readers: list[LaneReader] = []
         """The readers of the assigned lanes. A reader starts when no overlapping lane is held any more."""
         self._leaving: dict[LaneReader, asyncio.Task[None]] = {}
-        member = Member(self.subject, self.group, self.name, self.incarnation, lease_ms, start, gate)
+        member = Member(self.subject, self.group, self.name, self.incarnation, lease_ms, start, gate, condition)
         self._membership = LaneMembership(sync, member, self._assigned, self._failed, links.timing.session_retry_s)
         self._failure: QmqError | None = None
-        self._current: tuple[OrderedMessage | OrderedMessages, asyncio.Task[Any] | None] | None = None
-        """The message that a loop handles, and the task of the loop."""
+        self._held: TaskMessages[OrderedMessage | OrderedMessages] | None = None
+        """What tasks work on, with automatic acknowledgement; None without."""
+        if ack == "auto":
+            self._held = TaskMessages(self.name, self._loop, _ack, self._give_back, lease_ms / 1000)
         self._is_started = self._is_member = self._is_closing = self._is_paused = False
         self._closed = asyncio.Event()
+        self._closing: asyncio.Task[None] | None = None
         self._tell_closed = partial(on_closed, self)
 
     @property
@@ -133,18 +140,27 @@ class OrderedConsumer:
     # --- for the application -------------------------------------------------------------------------------------------
 
     def __aiter__(self) -> AsyncIterator[OrderedMessage]:
+        self._links.round.own_loop()
         return self
 
-    async def __anext__(self) -> OrderedMessage:
-        current = self._current
-        if current is not None:
-            self._current = None
-            current[0].ack_later()
+    def __anext__(self) -> Coroutine[Any, Any, OrderedMessage]:
+        return self._next_of(*self._held.asks()) if self._held is not None else self._next_of(None, None)
+
+    async def _next_of(self, holding: TaskHolding | None, last: OrderedMessage | OrderedMessages | None) -> OrderedMessage:
+        held = self._held
+        if held is not None and holding is not None and last is not None:
+            if holding.message is last and holding.earlier is None:  # `finish` without another call: this runs for every message
+                holding.message = None
+                last.ack_later()
+            else:
+                held.finish(holding, last)
+        if self._turn.clock() > self._turn.until_s:
+            await self._turn.end()
         message = self._next_ready()
         if message is None:
             message = await self._next()
-        if self._is_auto:
-            self._current = message, asyncio.current_task(self._loop)
+        if held is not None and holding is not None:
+            held.add(holding, message)
         return message
 
     def _next_ready(self) -> OrderedMessage | None:
@@ -185,8 +201,11 @@ class OrderedConsumer:
             raise InvalidArgument(f"messages_max is 1 to {limits.CONSUMER_UNACKED_MAX}, not {messages_max}")
         if not self._terms.policy.blocks:
             raise InvalidArgument("reading in bulk fails as a whole, and cannot park single keys: use on_failure='block', or `run`")
+        self._links.round.own_loop()
         self._read(in_bulk=True)
         until_s = self._loop.time() + wait.total_seconds()
+        if self._turn.clock() > self._turn.until_s:
+            await self._turn.end()
         while True:
             self._check_open()
             runs = [] if self.is_paused else self._in_bulk.take(messages_max)
@@ -194,20 +213,22 @@ class OrderedConsumer:
                 self._inbox.notify()  # there may be another lane for another waiter
                 return OrderedMessages(self._inbox, runs)
             self._start_running()
-            if not await self._inbox.wait(until_s):
+            is_changed = await self._inbox.wait(until_s)
+            self._turn.begin()
+            if not is_changed:
                 return OrderedMessages(self._inbox, [])
 
-    async def batches(self, messages_max: int = 1000) -> AsyncIterator[OrderedMessages]:
-        """Repeated `pull`. Each batch is acknowledged when the loop asks for the next one, unless it was settled (`ack="auto"`)."""
+    def batches(self, messages_max: int = 1000) -> AsyncIterator[OrderedMessages]:
+        """Repeated `pull`. Each batch is acknowledged when the task that got it asks for the next one, unless it was settled
+        (`ack="auto"`).
+        """
+        return TaskLoop(self._held, partial(self._next_batch, messages_max))
+
+    async def _next_batch(self, messages_max: int) -> OrderedMessages:
         while True:
             found = await self.pull(messages_max)
-            if not found.runs:
-                continue
-            if self._is_auto:
-                self._current = found, asyncio.current_task()
-            yield found
-            if self._is_auto:
-                found.ack_later()
+            if found.runs:
+                return found
 
     async def take(self, messages_max: int = 32, wait: timedelta = timedelta(seconds=20)) -> list[OrderedMessage]:
         """Up to `messages_max` messages of different keys, each to be settled by itself; an empty list if none came within `wait`. Several
@@ -216,7 +237,10 @@ class OrderedConsumer:
         """
         if messages_max < 1:
             raise InvalidArgument(f"messages_max is 1 or more, not {messages_max}")
+        self._links.round.own_loop()
         found: list[OrderedMessage] = []
+        if self._turn.clock() > self._turn.until_s:
+            await self._turn.end()
         message = self._next_ready()
         if message is None:
             try:
@@ -238,6 +262,7 @@ class OrderedConsumer:
         """
         if concurrency < 1:
             raise InvalidArgument(f"concurrency is 1 or more, not {concurrency}")
+        self._links.round.own_loop()
         busy: set[asyncio.Task[Any]] = set()
         stop = asyncio.Event()
         over = self._loop.create_task(self._closed.wait())
@@ -261,6 +286,8 @@ class OrderedConsumer:
         task = asyncio.current_task()
         assert task is not None
         while not stop.is_set():
+            if self._turn.clock() > self._turn.until_s:
+                await self._turn.end()
             message = self._next_ready() or await self._next()
             busy.add(task)
             try:
@@ -334,10 +361,12 @@ class OrderedConsumer:
                 return message
             self._start_running()
             await self._inbox.wait()
+            self._turn.begin()
 
     def _check_open(self) -> None:
         if self._is_closing or self._links.is_closed:
             raise ClientClosed("the consumer is closed: make a new one")
+        self._links.round.own_loop()
         failure, self._failure = self._failure, None
         if failure is not None:
             for reader in self._readers:
@@ -427,42 +456,63 @@ class OrderedConsumer:
     async def close(self, error: BaseException | None = None) -> None:
         """Let handlers finish, for half a lease; settle their messages, give up all lanes, and leave the group. A message that the calling
         task itself is handling, in its loop, counts as unfinished and will be delivered again. After an error, handlers are not waited
-        for.
+        for. Cancelling a call of `close` does not stop it; another call waits for the same end.
         """
-        if self._is_closing:
-            await self._closed.wait()
+        if self._links.round.is_over:  # what a consumer does to leave ended with the event loop
+            self._is_closing = True
+            self._tell_closed()
             return
-        self._is_closing = True
-        self._inbox.notify_all()
+        self._links.round.own_loop()
+        if self._closing is None:
+            self._is_closing = True
+            self._inbox.notify_all()
+            if self._held is not None:
+                for each in self._held.take() if error is None else self._held.close():
+                    self._put_back(each)
+            self._closing = self._loop.create_task(self._close(0 if error is not None else self.lease_ms / 2000))
+        await shared(self._closing)
+
+    async def _close(self, grace_s: float) -> None:
         try:
-            self._abandon_current(error)
             self._links.locator.unlisten(self.subject, self._moved)
             for reader in list(self._readers):
-                self._let_go(reader, self.lease_ms / 2000 if error is None else 0, is_last=True)
+                self._let_go(reader, grace_s, is_last=True)
             if self._leaving:
                 await asyncio.wait(list(self._leaving.values()))
             await self._membership.leave()
         finally:
+            if self._held is not None:
+                self._held.close()
             self._closed.set()
             self._tell_closed()
 
-    def _abandon_current(self, error: BaseException | None) -> None:
-        """The loop ended, so its message will not be finished."""
-        if self._current is not None and (error is not None or self._current[1] is asyncio.current_task()):
-            (message, _), self._current = self._current, None
-            if message.is_settled:
-                return
-            message.is_settled = True
-            if isinstance(message, OrderedMessages):
-                self._in_bulk.put_back(message)
-            else:
-                self._by_key.put_back(message)
+    def _give_back(self, message: OrderedMessage | OrderedMessages, failure: BaseException | None) -> None:
+        """The task that got the message has ended."""
+        if failure is not None:
+            message.fail(error=failure)
+        else:
+            self._put_back(message)
+            self._inbox.notify()
+
+    def _put_back(self, message: OrderedMessage | OrderedMessages) -> None:
+        """Hand the message out again, as if it had not been handed out."""
+        if message.is_settled:
+            return
+        message.is_settled = True
+        if isinstance(message, OrderedMessages):
+            self._in_bulk.put_back(message)
+        else:
+            self._by_key.put_back(message)
 
     async def __aenter__(self) -> OrderedConsumer:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.close(error)
+
+
+def _ack(message: OrderedMessage | OrderedMessages) -> None:
+    message.ack_later()
 
 
 def _identity(lane: Lane) -> tuple[object, ...]:

@@ -56,7 +56,7 @@ class OrderedProducer(Backlog):
         batch_bytes: int = BATCH_BYTES,
         delivery_timeout_s: float = 120.0,
         compression: Compression = Compression.NONE,
-        body_bytes_max: int = limits.BODY_BYTES_MAX,
+        body_bytes_max: int = limits.LONG_BODY_BYTES_MAX,
         acks: str = "quorum",
         unknown: str = "resend",
         on_closed: Callable[[Self], object] = ignored,
@@ -304,7 +304,7 @@ class OrderedProducer(Backlog):
         self._counters.failed += batch.count
         batch.claim.failed(failure)
         self._settle(batch)
-        self._wake_drained()
+        self._wake_waiting()
 
     def _settle(self, batch: OrderedBatch) -> None:
         claim = batch.claim
@@ -313,8 +313,7 @@ class OrderedProducer(Backlog):
 
     def _answered(self) -> None:
         """An answer came: there may be room for waiters."""
-        if self._drained:
-            self._wake_drained()
+        self._wake_waiting()
 
     # --- the end -------------------------------------------------------------------------------------------------------
 

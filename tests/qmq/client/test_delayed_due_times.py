@@ -14,6 +14,7 @@ from qmq import limits
 from qmq.cli.times import parse_duration, parse_when
 from qmq.client import due_times
 from qmq.client.delay_home import MISSING_S, DelayHome
+from qmq.clock import time_of
 from qmq.errors import DelayTooLong, InvalidArgument
 
 NOW_MS = 1_800_000_000_000
@@ -131,11 +132,11 @@ def test_plain_numbers_go_through_as_they_are(numbers: list[int]) -> None:
 
 @given(st.integers(0, NOW_MS + limits.DELAY_MS_MAX))
 def test_a_time_goes_there_and_back(number: int) -> None:
-    assert due_times.due_ms(due_times.time_of(number), NOW_NS) == number
+    assert due_times.due_ms(time_of(number), NOW_NS) == number
 
 
 def test_a_time_beyond_the_calendar_is_its_last() -> None:
-    assert due_times.time_of(2**63 - 1).year == 9999
+    assert time_of(2**63 - 1).year == 9999
 
 
 @pytest.mark.parametrize("cron", ["0 9 * * *", "*/5 0-6,22 1,L * MON-FRI", " 0  9 * * 5#2 "])

@@ -273,7 +273,7 @@ async def test_the_producer_refuses_a_message_without_one_time_and_the_others_le
         with pytest.raises(InvalidArgument):
             producer.put(Columns([b"wrong"]))
         with pytest.raises(MessageTooLarge):
-            producer.send(bytes(limits.BODY_BYTES_MAX + 1), due_ms=5)
+            producer.send(bytes(limits.LONG_BODY_BYTES_MAX + 1), due_ms=5)
         await producer.flush()
         assert [(each.body, each.due_ms) for each in it.kept] == [(b"right", 7)] * len(wrong)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -381,11 +382,17 @@ async def test_a_producer_sends_as_long_bodies_as_its_subject_takes(tmp_path: Pa
         parts = 0 if order is Order.NONE else 8
         await mq.metadata.create_subject(SubjectConfig("long", order=order, logical_partitions=parts, body_bytes_max=15 * MIB))
         make = mq.producer if order is Order.NONE else mq.ordered_producer
-        async with make("long") as usual, make("long", body_bytes_max=15 * MIB) as producer:
+        async with make("long") as producer, make("long", body_bytes_max=4 * MIB) as careful:
             with pytest.raises(MessageTooLarge):
-                usual.send(body, "key")
-            receipt = await producer.send(body, "key")
-            assert len(receipt) == 1
+                careful.send(body, "key")
+            assert len(await producer.send(body, "key")) == 1
+            with pytest.raises(MessageTooLarge):
+                producer.send(bytes(15 * MIB + 1), "key")
+        await mq.metadata.create_subject(SubjectConfig("short", order=order, logical_partitions=parts))
+        async with make("short") as producer:
+            with pytest.raises(MessageTooLarge, match="whose limit is"):
+                await producer.send(body, "key")
+            await producer.send(b"after it", "key")
         with pytest.raises(InvalidArgument, match="1 byte to 15 MiB"):
             make("long", body_bytes_max=16 * MIB)
         consumer = mq.consumer("long", "g") if order is Order.NONE else mq.ordered_consumer("long", "g")
@@ -430,3 +437,11 @@ def test_the_blocking_facade_does_the_same(node_process: NodeProcess) -> None:
             consumer.ack(consumer.pull(3))
     with pytest.raises(ClientClosed):
         mq.send("s", b"")
+
+
+async def test_a_node_that_listens_at_an_ipv6_address_tells_addresses_that_can_be_used(tmp_path: Path) -> None:
+    async with running(replace(node_config(tmp_path), host="::1")) as node:
+        assert node.address.startswith("[::1]:")
+        async with qmq.connect(node.address, state_dir=False) as mq, mq.consumer("s", "g") as consumer:
+            await mq.send("s", b"0")
+            assert (await anext(consumer)).body == b"0"

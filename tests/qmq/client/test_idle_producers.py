@@ -5,14 +5,22 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from support import eventually
 
 import qmq
+from qmq.client.backlog import Backlog
+from qmq.client.client_timing import ClientTiming
 from qmq.client.idle_producers import IdleProducers
+from qmq.client.loop_round import LoopRound
+from qmq.errors import NotConnected
 from qmq.model import Order, SubjectConfig
 from qmq.node.dev_node import Node
+from qmq.testing import TestCluster
 
 
 async def send_to_all(mq: qmq.Client, subjects: int) -> None:
@@ -73,6 +81,55 @@ async def test_nothing_refers_to_what_was_given_up(node: Node) -> None:
         await eventually(are_freed)
 
 
+async def test_producers_of_every_kind_are_given_up() -> None:
+    async with TestCluster() as cluster:
+        mq = cluster.client(timing=ClientTiming(idle_producer_s=0.06))
+        for number in range(10):
+            await mq.send(f"s-{number}", b"x", acks="master")
+            await mq.send(f"s-{number}", b"x", delay=timedelta(hours=1))
+        await eventually(lambda: not mq.producers)
+        await mq.send("s-1", b"x", acks="master")
+        await mq.send("s-1", b"x", delay=timedelta(hours=1))
+
+
+class Failing(Backlog):
+    """A producer all of whose messages fail."""
+
+    def fail(self, ticket: Any) -> None:
+        self._taken(1)
+        self._decided(ticket, 1, NotConnected(ticket.name))
+
+    @property
+    def is_idle(self) -> bool:
+        return True
+
+    def _close_all(self) -> None: ...
+
+    def _abandon_all(self) -> None: ...
+
+
+class Told:
+    """A ticket."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.seen = name, False
+
+
+async def test_a_producer_that_is_never_flushed_keeps_few_of_its_failures() -> None:
+    links: Any = SimpleNamespace(is_closed=False, round=LoopRound())
+    producer = Failing(links)
+    tickets = [Told(f"{number}") for number in range(5_000)]
+    kept = [weakref.ref(each) for each in tickets]
+    for each in tickets:
+        producer.fail(each)
+        each.seen = each.name == "0"
+    del tickets, each
+    gc.collect()
+    assert sum(each() is not None for each in kept) <= 1_000
+    with pytest.raises(NotConnected, match="1"):
+        await producer.flush()
+
+
 async def test_many_producers_are_looked_at_bit_by_bit() -> None:
     class Used:
         is_idle, tickets, is_ended = True, 1, False
@@ -82,9 +139,9 @@ async def test_many_producers_are_looked_at_bit_by_bit() -> None:
 
     used = {number: Used() for number in range(10_000)}
     shared = dict(used)
-    idle = IdleProducers[int, Any](shared, 3_600)
+    idle = IdleProducers(3_600)
     for number in shared:
-        idle.watch(number)
+        idle.watch(shared, number)
     idle.look(6_000)
     idle.look(6_000)
     assert len(shared) == 8_000, "the second look began where the first one had ended"

@@ -213,7 +213,7 @@ async def test_refused_and_abandoned_messages_are_reported() -> None:
         story.clear()
         due: dict[str, Any] = {"due_ms": 1} if type(producer).__name__.endswith("DelayedProducer") else {}
         with pytest.raises(MessageTooLarge):
-            producer.send(b"x" * 5_000_000, key, **due)  # type: ignore[arg-type]
+            producer.send(b"x" * 20_000_000, key, **due)  # type: ignore[arg-type]
         with pytest.raises(InvalidArgument):
             producer.send(b"x", key, headers={"qmq-x": "1"}, **due)  # type: ignore[arg-type]
         ticket = producer.send(b"x", key, **due)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from qmq.client.interceptors import Chain, Outgoing
 from qmq.client.receipts import BatchReceipt
 from qmq.client.settle_report import SettleReport
 from qmq.errors import InvalidArgument, NotConnected, QmqError
-from qmq.model import MessageId
+from qmq.model import MessageId, Order, SubjectConfig
 from qmq.node.dev_node import Node
 from qmq.otel import OpenTelemetryInterceptor
 
@@ -227,6 +227,26 @@ def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(InvalidArgument, match=r"pip install 'qmq\[otel\]'"):
         OpenTelemetryInterceptor()
+
+
+@pytest.mark.parametrize("verdict", ["ack_later", "nack", "reject", "release", "fail"])
+async def test_what_follows_a_verdict_is_outside_of_the_messages_span(node: Node, spans: Spans, verdict: str) -> None:
+    is_ordered = verdict == "fail"
+    async with asyncio.timeout(30), qmq.connect(node.address, interceptors=spans.chain) as mq:
+        if is_ordered:
+            await mq.metadata.create_subject(SubjectConfig("s", order=Order.STRICT, logical_partitions=16))
+        await mq.send("s", b"x", key="k")
+        before = trace.get_current_span()
+        async with (mq.ordered_consumer if is_ordered else mq.consumer)("s", "g", ack="explicit") as consumer:
+            async for message in consumer:
+                assert trace.get_current_span() is not before
+                getattr(message, verdict)()
+                assert trace.get_current_span() is before
+                break
+            await mq.send("other", b"y")
+    (sent,) = spans.named("send other")
+    assert sent.parent is None
+    assert len(spans.named("process s")) == 1
 
 
 async def test_one_trace_leads_from_the_sender_through_a_handler_to_what_that_sends(node: Node, spans: Spans) -> None:

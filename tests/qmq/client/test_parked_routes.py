@@ -12,6 +12,7 @@ from support import eventually
 import qmq
 from qmq.client.ordered.ordered_message import OrderedMessage
 from qmq.errors import InvalidArgument
+from qmq.meta.ordered.group_starts import CLOCKS_APART_MS
 from qmq.operations.parked_keys import unparked
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.testing import TestCluster
@@ -130,3 +131,24 @@ async def test_newer_messages_of_a_key_are_not_given_back_before_older_ones(repl
         with pytest.raises(InvalidArgument, match=f"parked in partition {old}, which comes first"):
             await it.mq.metadata.unpark("s", "g", new, b"k", replay=replay)
         assert await it.parked() == 3
+
+
+@pytest.mark.parametrize("target", ["latest", "time"])
+async def test_a_move_of_a_group_forgets_the_parked_keys_of_all_versions(target: str) -> None:
+    """Older messages of a key that stayed parked would come behind newer ones, by a later replay."""
+    async with world("split", "lanes") as w:
+        await w.change("split")
+        await w.mq.send("s", b"3", key="k")
+        await w.until_parked(3)
+        if target == "time":
+            (third,) = [each async for each in w.mq.browse("s", last=1, key="k") if each.body == b"3"]
+            await w.mq.metadata.reset_group("s", "g", time_ms=third.append_time_ms + CLOCKS_APART_MS)
+        else:
+            await w.mq.metadata.reset_group("s", "g", to="latest")
+        assert await w.parked() == 0
+        w.bad.clear()
+        await w.mq.send("s", b"4", key="k")
+        await eventually(lambda: b"4" in w.seen)
+        with suppress(InvalidArgument, qmq.QmqError):
+            await unparked(w.mq, "s", "g", "k", is_replay=True, dry_run=False)
+        assert w.seen == sorted(w.seen)

@@ -56,6 +56,18 @@ async def test_a_paused_consumer_hands_out_nothing_and_pulls_nothing_until_it_is
         assert [*[message.body for message in seen], *await draining] == [b"%02d" % number for number in range(50)]
 
 
+async def test_a_drained_consumer_does_not_hand_out_what_was_on_its_way(node: Node) -> None:
+    async with qmq.connect(node.address) as mq, mq.consumer("s", "g") as stopping, mq.consumer("s", "g") as other:
+        waiting = asyncio.create_task(stopping.pull(1))
+        await eventually(lambda: bool(list(node.broker.dispatch.groups)))
+        await eventually(lambda: handed_out(node, stopping) == 0)
+        stopping.drain()
+        await mq.send("s", b"0")
+        (message,) = await other.pull(1)
+        assert (message.body, message.attempt, waiting.done()) == (b"0", 1, False)
+        waiting.cancel()
+
+
 async def test_a_consumer_paused_from_the_beginning_still_joins_its_group(node: Node) -> None:
     async with qmq.connect(node.address) as mq, mq.consumer("s", "g") as consumer:
         await mq.send("s", b"0")

@@ -12,12 +12,14 @@ from struct import pack
 from typing import Any
 
 import pytest
+from forms import SEED, examples
 
 from qmq.batch_columns import UNREADABLE
 from qmq.client import ready_messages
 from qmq.client.local_messages import LocalMessage, local_batch
 from qmq.client.message import Slice
-from qmq.client.ready_form import IS_COMPILED
+from qmq.client.ready_form import IS_COMPILED, TaskHolding
+from qmq.client.task_messages import Owner, TaskMessages
 
 FORMS: list[Any] = [ready_messages, *([importlib.import_module("qmq.client._ready")] if IS_COMPILED else [])]
 NEVER_S = 1e9
@@ -31,8 +33,8 @@ def form(request: pytest.FixtureRequest) -> Any:
 class Loop:
     """A consumer's `ReadyMessages`, made of one form, with what it calls. `waiting` messages arrive when `arrive` is called."""
 
-    def __init__(self, form: Any, *, is_auto: bool = True) -> None:
-        self.form = form
+    def __init__(self, form: Any, *, is_auto: bool = True, joined: int = 3, held: type[TaskMessages[Any]] = TaskMessages) -> None:
+        self.form, self._joined = form, joined
         self.make: Any = type("Message", (form.MessageFields,), {"__slots__": ()})
         self.acks: Any = type("Acks", (form.GatheredAcks,), {"begin_acks": lambda acks, pull: self._begin_acks(acks, pull)})()
         self.now_s = 0.0
@@ -40,12 +42,17 @@ class Loop:
         self.refills: list[Any] = []
         self.arrived = asyncio.Event()
         self.waits = 0
-        self.ready: Any = form.ReadyMessages(self.make, lambda: self.now_s, self._refill, self._wait, is_auto)
+        self.given_back: list[tuple[int, str]] = []
+        self.held = held("c", asyncio.get_running_loop(), _ack, self._give_back, make=form.TaskHolding) if is_auto else None
+        self.ready: Any = form.ReadyMessages(self.make, lambda: self.now_s, self._refill, self._wait, self.held)
+
+    def _give_back(self, message: Any, failure: BaseException | None) -> None:
+        self.given_back.append((message.pull_sequence, type(failure).__name__))
 
     def _begin_acks(self, acks: Any, pull: int) -> None:
         self.begun.append(pull)
         acks.ack_first = acks.ack_last = pull
-        acks.ack_limit = pull + 3
+        acks.ack_limit = pull + self._joined
 
     def _refill(self) -> Any:
         self.ready.end()
@@ -56,7 +63,7 @@ class Loop:
         while (message := self._refill()) is None:
             self.arrived.clear()
             await self.arrived.wait()
-        return self.ready.keep(message)
+        return message
 
     def part(self, count: int, pull: int = 0) -> Slice:
         """A slice of messages b"0", b"1" and so on."""
@@ -69,7 +76,12 @@ class Loop:
         return self.make(self.acks, self.part(1).batch, 0, 1, pull)
 
 
-def test_a_message_has_its_fields(form: Any) -> None:
+def _ack(message: Any) -> None:
+    if not message.is_settled:
+        message._settler.ack(message.pull_sequence)
+
+
+async def test_a_message_has_its_fields(form: Any) -> None:
     loop = Loop(form)
     part = loop.part(3)
     message = loop.make(loop.acks, part.batch, 2, 4, 9)
@@ -83,14 +95,14 @@ def test_a_message_has_its_fields(form: Any) -> None:
         message.other = 1
 
 
-def test_the_bodies_of_a_message_are_decoded_if_they_were_not(form: Any) -> None:
+async def test_the_bodies_of_a_message_are_decoded_if_they_were_not(form: Any) -> None:
     loop = Loop(form)
     part = loop.part(2)
     part.batch.decoded = None
     assert loop.make(loop.acks, part.batch, 1, 1, 0).body == b"1"
 
 
-def test_a_run_hands_out_messages_in_order_and_leaves_the_rest(form: Any) -> None:
+async def test_a_run_hands_out_messages_in_order_and_leaves_the_rest(form: Any) -> None:
     loop = Loop(form)
     part = loop.part(5, pull=7)
     loop.ready.begin(part, 3, NEVER_S)
@@ -101,7 +113,7 @@ def test_a_run_hands_out_messages_in_order_and_leaves_the_rest(form: Any) -> Non
     assert (part.offset, part.pull, part.count) == (3, 10, 2)
 
 
-def test_a_run_that_is_ended_leaves_what_was_not_handed_out(form: Any) -> None:
+async def test_a_run_that_is_ended_leaves_what_was_not_handed_out(form: Any) -> None:
     loop = Loop(form)
     part = loop.part(5, pull=7)
     loop.ready.begin(part, 4, NEVER_S)
@@ -113,7 +125,7 @@ def test_a_run_that_is_ended_leaves_what_was_not_handed_out(form: Any) -> None:
     assert (part.offset, part.pull, part.count) == (1, 8, 4)
 
 
-def test_a_run_is_replaced_by_the_next_one(form: Any) -> None:
+async def test_a_run_is_replaced_by_the_next_one(form: Any) -> None:
     loop = Loop(form)
     one, two = loop.part(3), loop.part(3, pull=20)
     loop.ready.begin(one, 2, NEVER_S)
@@ -123,7 +135,7 @@ def test_a_run_is_replaced_by_the_next_one(form: Any) -> None:
     assert loop.ready.take().pull_sequence == 20
 
 
-def test_nothing_is_handed_out_of_a_run_after_its_time(form: Any) -> None:
+async def test_nothing_is_handed_out_of_a_run_after_its_time(form: Any) -> None:
     loop = Loop(form)
     part = loop.part(5)
     loop.ready.begin(part, 4, 10.0)
@@ -134,7 +146,7 @@ def test_nothing_is_handed_out_of_a_run_after_its_time(form: Any) -> None:
     assert part.count == 4
 
 
-def test_acknowledged_neighbours_join_one_range_up_to_its_limit(form: Any) -> None:
+async def test_acknowledged_neighbours_join_one_range_up_to_its_limit(form: Any) -> None:
     loop = Loop(form)
     for pull in (0, 1, 2, 3, 4, 6, 5, 6):
         loop.acks.ack(pull)
@@ -142,7 +154,7 @@ def test_acknowledged_neighbours_join_one_range_up_to_its_limit(form: Any) -> No
     assert (loop.acks.ack_first, loop.acks.ack_last) == (5, 6)
 
 
-def test_without_a_range_every_message_begins_one(form: Any) -> None:
+async def test_without_a_range_every_message_begins_one(form: Any) -> None:
     loop = Loop(form)
     assert (loop.acks.ack_first, loop.acks.ack_last, loop.acks.ack_limit) == (0, -1, -1)
     loop.acks.ack(0)
@@ -157,7 +169,6 @@ async def test_a_loop_acknowledges_a_message_when_it_asks_for_the_next(form: Any
     seen = []
     async for message in loop.ready:
         assert loop.acks.ack_last == message.pull_sequence - 1
-        assert loop.ready.current is message
         seen.append(message.body)
         if len(seen) == 4:
             break
@@ -185,16 +196,6 @@ async def test_with_explicit_acknowledgement_a_loop_gives_no_verdict(form: Any) 
     assert loop.begun == []
 
 
-async def test_a_redirected_message_is_acknowledged_where_it_came_from(form: Any) -> None:
-    loop = Loop(form)
-    loop.ready.begin(loop.part(6), 5, NEVER_S)
-    async for message in loop.ready:
-        message._settler = None
-        if message.pull_sequence == 2:
-            break
-    assert loop.acks.ack_last == 1
-
-
 async def test_a_settler_of_another_class_is_asked_for_each_message(form: Any) -> None:
     loop = Loop(form)
     acked: list[int] = []
@@ -218,7 +219,6 @@ async def test_a_loop_waits_when_nothing_is_ready(form: Any) -> None:
     loop.refills = [loop.message(1)]
     loop.arrived.set()
     assert (await waiting).pull_sequence == 1
-    assert loop.ready.current.pull_sequence == 1
 
 
 async def test_what_refilling_or_waiting_raises_reaches_the_loop(form: Any) -> None:
@@ -226,10 +226,10 @@ async def test_what_refilling_or_waiting_raises_reaches_the_loop(form: Any) -> N
         raise ConnectionError("gone")
 
     loop = Loop(form)
-    ready = form.ReadyMessages(loop.make, lambda: 0.0, lambda: None, fail, True)
+    ready = form.ReadyMessages(loop.make, lambda: 0.0, lambda: None, fail, None)
     with pytest.raises(ConnectionError, match="gone"):
         await anext(ready)
-    ready = form.ReadyMessages(loop.make, lambda: 0.0, lambda: 1 // 0, fail, True)
+    ready = form.ReadyMessages(loop.make, lambda: 0.0, lambda: 1 // 0, fail, None)
     with pytest.raises(ZeroDivisionError):
         ready.take()
 
@@ -254,7 +254,6 @@ async def test_what_is_not_awaited_takes_and_acknowledges_nothing(form: Any) -> 
     if asyncio.iscoroutine(dropped):
         dropped.close()
     del dropped
-    assert loop.ready.current.pull_sequence == 0
     assert (await anext(loop.ready)).pull_sequence == 1
 
 
@@ -294,11 +293,249 @@ async def test_two_tasks_get_different_messages(form: Any) -> None:
     assert sorted(found) == list(range(6))
 
 
+async def compare_with_model(loop: Loop, messages: Any, chance: random.Random) -> None:
+    """What tasks do in any order, against a model: a message is acknowledged when its task asks for the next one, and not otherwise."""
+    count = chance.randint(2, 12)
+    loop.ready.begin(loop.part(count + 1), count, NEVER_S)
+    steps: list[asyncio.Queue[str]] = [asyncio.Queue() for _ in range(3)]
+    has: list[list[Any]] = [[], [], []]
+    stepped = asyncio.Event()
+
+    async def work(number: int) -> None:
+        while True:
+            step = await steps[number].get()
+            if step == "ask":
+                has[number].append(await anext(messages))
+            elif step == "ask by another task":
+                has[number].append(await asyncio.create_task(anext(messages)))
+            elif step == "ask for two":
+                has[number] += await asyncio.gather(anext(messages), anext(messages))
+            elif step == "settle" and has[number]:
+                has[number][-1].is_settled = True
+            stepped.set()
+
+    tasks = [asyncio.create_task(work(number)) for number in range(3)]
+    acked: list[int] = []
+    try:
+        while count >= 2:
+            number = chance.randrange(3)
+            step = chance.choice(["ask", "ask", "ask by another task", "ask for two", "settle"])
+            if step != "settle":
+                acked += [each.pull_sequence for each in has[number] if not each.is_settled]
+                has[number].clear()
+                count -= 2 if step == "ask for two" else 1
+            stepped.clear()
+            steps[number].put_nowait(step)
+            await stepped.wait()
+            assert loop.begun == acked, "acknowledged: what the task had that asked"
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    left = sorted(message.pull_sequence for held in has for message in held)
+    assert sorted(pull for pull, _ in loop.given_back) == left
+    assert loop.begun == acked
+
+
+async def test_tasks_acknowledge_only_their_own_messages(form: Any) -> None:
+    chance = random.Random(f"{SEED} {form.__name__}")
+    for _ in range(examples(400)):
+        loop = Loop(form, joined=0)
+        await compare_with_model(loop, loop.ready, chance)
+
+
+class OneForAllTasks(TaskMessages[Any]):
+    """A consumer has one current message for all tasks."""
+
+    def holding(self, owner: Owner | None) -> TaskHolding:
+        return super().holding(None)
+
+
+class FinishesLaterOnes(TaskMessages[Any]):
+    """A question acknowledges also what its task got after it had asked."""
+
+    def finish(self, holding: TaskHolding, last: Any) -> None:
+        super().finish(holding, holding.message)
+
+
+class KeepsTheNewest(TaskMessages[Any]):
+    """A task that asks for several messages holds the last one only."""
+
+    def add(self, holding: TaskHolding, message: Any) -> None:
+        holding.message = holding.earlier = None
+        super().add(holding, message)
+
+
+class GivesNothingBack(TaskMessages[Any]):
+    """What a task had when it ended is forgotten."""
+
+    def __init__(self, name: str, loop: asyncio.AbstractEventLoop, ack: Any, give_back: Any, **named: Any) -> None:
+        super().__init__(name, loop, ack, lambda message, failure: None, **named)
+
+
+class AsksWhenAwaited:
+    """A message belongs to the task that awaits it, which may be a helper of the one that asked."""
+
+    def __init__(self, ready: Any) -> None:
+        self._ready = ready
+
+    async def __anext__(self) -> Any:
+        return await anext(self._ready)
+
+
+@pytest.mark.parametrize("bug", [OneForAllTasks, FinishesLaterOnes, KeepsTheNewest, GivesNothingBack, AsksWhenAwaited])
+async def test_the_model_finds_a_planted_bug(form: Any, bug: Any) -> None:
+    chance = random.Random(f"{SEED} {form.__name__}")
+
+    async def compare_often() -> None:
+        for _ in range(200):
+            loop = Loop(form, joined=0, **({} if bug is AsksWhenAwaited else {"held": bug}))
+            await compare_with_model(loop, bug(loop.ready) if bug is AsksWhenAwaited else loop.ready, chance)
+
+    with pytest.raises(AssertionError):
+        await compare_often()
+
+
+async def test_two_questions_at_a_time_get_two_messages(form: Any) -> None:
+    loop = Loop(form, joined=0)
+    loop.ready.begin(loop.part(6), 5, NEVER_S)
+    await anext(loop.ready)
+    one, two = await asyncio.gather(anext(loop.ready), anext(loop.ready))
+    assert (one.pull_sequence, two.pull_sequence, loop.begun) == (1, 2, [0])
+    await anext(loop.ready)
+    assert loop.begun == [0, 1, 2]
+
+
+async def test_a_message_belongs_to_the_task_that_asked_and_not_to_its_helper(form: Any) -> None:
+    loop = Loop(form, joined=0)
+    loop.ready.begin(loop.part(6), 5, NEVER_S)
+    for number in range(3):
+        assert (await asyncio.wait_for(anext(loop.ready), 60)).pull_sequence == number
+        assert loop.begun == list(range(number))
+    assert (await asyncio.create_task(anext(loop.ready))).pull_sequence == 3
+    assert loop.begun == [0, 1, 2]
+    assert loop.given_back == []
+
+
+async def test_what_a_task_had_goes_back_when_it_ends(form: Any) -> None:
+    loop = Loop(form, joined=0)
+    loop.ready.begin(loop.part(6), 5, NEVER_S)
+
+    async def work(failure: BaseException | None) -> None:
+        await anext(loop.ready)
+        if failure is not None:
+            raise failure
+
+    await asyncio.gather(*[work(each) for each in (ValueError(), asyncio.CancelledError(), None)], return_exceptions=True)
+    while len(loop.given_back) < 3:
+        await asyncio.sleep(0)
+    assert loop.given_back == [(0, "ValueError"), (1, "NoneType"), (2, "NoneType")]
+    assert loop.begun == []
+
+
+async def test_a_message_for_a_task_that_has_ended_goes_back(form: Any) -> None:
+    loop = Loop(form, joined=0)
+
+    async def ask() -> Any:
+        return asyncio.create_task(anext(loop.ready))
+
+    asked = await asyncio.create_task(ask())
+    loop.refills = [loop.message(0)]
+    loop.arrived.set()
+    assert (await asked).pull_sequence == 0
+    while not loop.given_back:
+        await asyncio.sleep(0)
+    assert loop.given_back == [(0, "NoneType")]
+
+
+async def test_a_question_is_a_coroutine(form: Any) -> None:
+    loop = Loop(form, joined=0)
+    loop.ready.begin(loop.part(6), 5, NEVER_S)
+    question = anext(loop.ready)
+    assert asyncio.iscoroutine(question)
+    with pytest.raises(StopIteration) as found:
+        question.send(None)
+    assert found.value.value.pull_sequence == 0
+    with pytest.raises(RuntimeError, match="already awaited"):
+        question.send(None)
+    question = anext(loop.ready)
+    with pytest.raises(KeyError, match="thrown"):
+        question.throw(KeyError("thrown"))
+    question = anext(loop.ready)
+    question.close()
+    with pytest.raises(RuntimeError, match="already awaited"):
+        question.send(None)
+    assert (await anext(loop.ready)).pull_sequence == 1, "a question that was not awaited takes nothing"
+
+
+async def test_a_question_that_waits_can_be_ended(form: Any) -> None:
+    loop = Loop(form, joined=0)
+    question = anext(loop.ready)
+    question.send(None)
+    with pytest.raises(RuntimeError, match="being awaited already"):
+        await question
+    with pytest.raises(KeyError, match="thrown"):
+        question.throw(KeyError("thrown"))
+    question = anext(loop.ready)
+    question.send(None)
+    question.close()
+    loop.refills = [loop.message(7)]
+    assert (await anext(loop.ready)).pull_sequence == 7
+
+
+async def test_what_is_thrown_into_a_waiting_question_may_be_handled_there(form: Any) -> None:
+    loop = Loop(form, joined=0)
+
+    async def wait() -> Any:
+        try:
+            await asyncio.Event().wait()
+        except KeyError:
+            return loop.message(3)
+
+    ready = form.ReadyMessages(loop.make, lambda: 0.0, lambda: None, wait, loop.held)
+    question = anext(ready)
+    question.send(None)
+    with pytest.raises(StopIteration) as found:
+        question.throw(KeyError())
+    assert found.value.value.pull_sequence == 3
+
+
+async def test_a_loop_that_never_waits_lets_other_tasks_run(form: Any) -> None:
+    loop = Loop(form, joined=0)
+    loop.ready.begin(loop.part(65), 64, NEVER_S)
+    others, seen = asyncio.create_task(asyncio.sleep(0)), []
+    async for message in loop.ready:
+        seen.append(message.pull_sequence)
+        loop.now_s += 0.01
+        if others.done():
+            break
+    assert len(seen) < 20, "the other task needs two turns, and gets one in 0.05 s"
+    assert loop.begun == seen[:-1] == list(range(len(seen) - 1))
+    assert loop.waits == 0
+
+
+async def test_attempts_of_any_number_are_kept(form: Any) -> None:
+    loop = Loop(form, joined=0)
+    part = loop.part(2)
+    part.attempt = 1 << 40
+    loop.ready.begin(part, 1, NEVER_S)
+    assert loop.ready.take().attempt == 1 << 40
+    assert loop.make(loop.acks, part.batch, 0, 1 << 40, 0).attempt == 1 << 40
+
+
+async def test_a_slice_without_its_fields_is_refused(form: Any) -> None:
+    loop = Loop(form, joined=0)
+    with pytest.raises(AttributeError):
+        loop.ready.begin(object(), 1, NEVER_S)
+
+
 async def test_a_dropped_consumer_is_freed_with_its_messages(form: Any) -> None:
     loop = Loop(form)
     loop.ready.begin(loop.part(6), 5, NEVER_S)
     loop.ready.take()
     loop.refills = [await anext(loop.ready)]  # a cycle: loop, message, acknowledgements, and the loop that they tell
+    assert loop.held is not None
+    assert len(loop.held.close()) == 1
     seen = weakref.ref(loop)
     del loop
     gc.collect()

@@ -236,7 +236,9 @@ async def test_what_was_missed_while_no_stream_stood_is_asked_for() -> None:
         it.groups[0].fail_over()
         it.meta.end_streams()
         await it.meta.is_watched.wait()
-        await eventually(lambda: it.mq._links.locator.book.master("g0") == (it.groups[0].replicas[1].address, 2))
+        await eventually(lambda: it.meta.located)  # although nobody sends
+        await it.mq.send("s", b"1")
+        assert it.bodies == [b"0", b"1"]
 
 
 async def test_clients_work_with_a_metaserver_that_does_not_push() -> None:

@@ -113,7 +113,7 @@ async def test_verdicts_given_without_a_broker_are_kept_until_delivered(it: Clus
         Settlement(2, 2, ACK, 0),
         Settlement(3, 3, ACK, 0),
     ]
-    assert origin == Origin("g0", wire.Attach("s", 0, "g", "worker", consumer.incarnation, 4, RESUME, 30_000, [], []))
+    assert origin == Origin("g0", wire.Attach("s", 0, "g", "worker", consumer.incarnation, 4, RESUME, 30_000, [], [], ""))
     queues[0].resume()
     await back(it.groups[0])
     await waiting
