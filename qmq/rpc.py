@@ -19,6 +19,7 @@ from qmq.errors import (
     DeadlineExceeded,
     InvalidArgument,
     MessageNotFound,
+    NameUnresolved,
     NotAuthenticated,
     NotConnected,
     Outcome,
@@ -27,8 +28,10 @@ from qmq.errors import (
     Unavailable,
     UnknownGroup,
     UnknownSubject,
+    WrongServer,
     from_wire,
 )
+from qmq.request_changes import whole_request
 from qmq.security.tls import tls_failed
 
 log = logging.getLogger("qmq.rpc")
@@ -46,6 +49,8 @@ CHANNEL_OPTIONS: Final = [
     ("grpc.max_reconnect_backoff_ms", 2000),
     # This limits the time to connect, too: a call to an address that drops all packets fails after this time, not after 20 s.
     ("grpc.min_reconnect_backoff_ms", 2000),
+    # A channel whose connection ended resolves the name again: another server may have the address. gRPC's default is at most every 30 s.
+    ("grpc.dns_min_time_between_resolutions_ms", 1000),
 ]
 
 _NOT_FOUND: Final = (UnknownSubject, UnknownGroup, MessageNotFound)
@@ -62,6 +67,8 @@ def _status(failure: QmqError) -> grpc.StatusCode:
         return grpc.StatusCode.UNAUTHENTICATED
     if isinstance(failure, CallerError):
         return grpc.StatusCode.INVALID_ARGUMENT
+    if isinstance(failure, WrongServer):
+        return grpc.StatusCode.FAILED_PRECONDITION
     if isinstance(failure, CoordinationUnknown):
         return grpc.StatusCode.UNKNOWN
     return grpc.StatusCode.UNAVAILABLE if isinstance(failure, Unavailable | CoordinationUnavailable) else grpc.StatusCode.INTERNAL
@@ -85,7 +92,8 @@ def answering(method: Callable[[Any, Any], Awaitable[_R]]) -> Callable[[Any, Any
 
     async def answered(self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> _R:
         try:
-            return await method(self, request)
+            with whole_request():
+                return await method(self, request)
         except Exception as failure:
             await abort(context, failure, method.__name__)
 
@@ -118,11 +126,19 @@ def is_answer(failure: grpc.RpcError) -> bool:
     return any(key == CODE for key, _ in failure.trailing_metadata() or ())
 
 
+def is_from_wrong_server(failure: grpc.RpcError) -> bool:
+    """True if another server has the address of the meant one, and refused the call."""
+    assert isinstance(failure, grpc.aio.AioRpcError | grpc.Call), failure
+    return (CODE, str(WrongServer.code)) in [(key, value) for key, value in failure.trailing_metadata() or ()]
+
+
 _REASON: Final = re.compile(r"OPENSSL_internal:([A-Z0-9_]+)")
 
 
-_NEVER_SENT: Final = ("failed to connect", "connection refused", "resolution", "handshake failed", "channel closed")
+_NEVER_SENT: Final = ("failed to connect", "connection refused", "handshake failed", "channel closed")
 """gRPC's texts for calls that reached no server."""
+_UNRESOLVED: Final = ("errors resolving", "dns resolution", "hostname lookup", "address lookup")
+"""gRPC's texts where a name has no address: they differ by its resolver."""
 
 
 def _unreachable(details: str, address: str) -> QmqError:
@@ -130,6 +146,8 @@ def _unreachable(details: str, address: str) -> QmqError:
     if "handshake failed" in details.lower():
         reason = _REASON.search(details)
         return tls_failed(address, reason[1] if reason is not None else details)
+    if any(each in details.lower() for each in _UNRESOLVED):
+        return NameUnresolved.of(address, "DNS has no address for it, or does not answer: is the name right?")
     where = "is `qmq dev` running there, or `qmq meta`, `qmq broker`?"
     if "reset by peer" in details or "Socket closed" in details:
         where = "it ends the connection. Does it ask for TLS (QMQ_TLS_CA, QMQ_TLS_CERT, QMQ_TLS_KEY)?"

@@ -1,16 +1,18 @@
-"""The gRPC server of a control port, with the bounds of its `RpcDoor`."""
+"""The gRPC server of a control port, with the bounds of its `RpcDoor`, and the refusal of calls that mean another server."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Final, NoReturn
 
 import grpc
 
-from qmq.rpc import MESSAGE_BYTES_MAX
+from qmq.errors import QmqError
+from qmq.rpc import MESSAGE_BYTES_MAX, abort
+from qmq.rpc_bodies import REQUEST_BYTES_MAX, late_stream, late_unary
 from qmq.rpc_door import RpcDoor
+from qmq.server_name import METADATA_KEY, NameSource, ServerName
 
-REQUEST_BYTES_MAX: Final = 16 * 1024 * 1024
 _STREAMS_MAX: Final = 1000
 """The most calls under way on one connection."""
 
@@ -33,6 +35,40 @@ def rpc_server(door: RpcDoor, interceptors: Sequence[grpc.aio.ServerInterceptor]
         ("grpc.http2.ping_timeout_ms", bounds.ping_timeout_ms),
     ]
     return grpc.aio.server(interceptors=interceptors, options=options, maximum_concurrent_rpcs=bounds.calls_max)
+
+
+class NameCheck(grpc.aio.ServerInterceptor):
+    """Refuses calls that mean another server than this one, `own`. Calls without a name are accepted: release 0.2.0 sends none."""
+
+    def __init__(self, own: NameSource) -> None:
+        self._own = own
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        metadata = handler_call_details.invocation_metadata or ()
+        meant = next((value for key, value in metadata if key == METADATA_KEY), "")
+        if handler is None or not meant:
+            return handler
+        try:
+            self._own().require(ServerName.unpack(str(meant)))
+        except QmqError as refusal:
+            return _refusing(handler, refusal)
+        return handler
+
+
+def _refusing(handler: Any, refusal: QmqError) -> Any:
+    """A handler of the same kind that answers with the error, without reading the request."""
+
+    async def refuse(context: Any) -> NoReturn:
+        await abort(context, refusal, "")
+
+    async def refuse_stream(context: Any) -> AsyncIterator[Any]:
+        await abort(context, refusal, "")
+        yield
+
+    return late_stream(handler, refuse_stream) if handler.response_streaming else late_unary(handler, refuse)
 
 
 def add_unregistered(add: Callable[[Any, Any], None], service: object, server: grpc.aio.Server) -> None:

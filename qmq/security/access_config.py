@@ -19,12 +19,14 @@ class JwtConfig:
     keys: its public keys: a file (JWKS or PEM), or the https:// address of its JWKS.
     audience: what its tokens must say in `aud`.
     claim: which claim names the principal.
+    email_domain: the domain whose email addresses name principals by the part before the @.
     """
 
     issuer: str
     keys: str
     audience: str = "qmq"
     claim: str = "sub"
+    email_domain: str = ""
 
 
 @dataclass(frozen=True, slots=True)

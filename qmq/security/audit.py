@@ -27,11 +27,11 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from datetime import UTC, datetime
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import Final
 
+from qmq.clock import time_of
 from qmq.errors import InvalidArgument
 from qmq.printable import visible
 
@@ -76,7 +76,7 @@ class AuditLog:
         """The number of refusals, including those left out."""
 
     def write(self, *, principal: str, how: str, address: str, action: str, on: str, result: str, **more: object) -> None:
-        at = datetime.fromtimestamp(self._now_ms() / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        at = time_of(self._now_ms()).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         record = {"at": at, "principal": principal, "how": how, "from": address, "action": action, "on": on, "result": result, **more}
         clean = {name: visible(value)[:TEXT_CHARS_MAX] if isinstance(value, str) else value for name, value in record.items() if value}
         text = json.dumps(clean)

@@ -24,6 +24,7 @@ from typing import Final
 
 from qmq.errors import InvalidArgument
 from qmq.model import check_name
+from qmq.network import parse
 from qmq.security.authority import DAYS, Issued, Place, create_authority, has_authority, issue
 
 ETCD: Final = "etcd"
@@ -108,5 +109,7 @@ def _place(folder: Path, prefix: str) -> Place:
 
 
 def _without_port(text: str) -> str:
-    host, separator, port = text.rpartition(":")
-    return host if separator and port.isdigit() and ("]" in host or ":" not in host) else text
+    try:
+        return parse(text).host
+    except InvalidArgument:
+        return text

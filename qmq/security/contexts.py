@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Final
 
 from qmq.errors import InvalidArgument
+from qmq.json_values import parse_json
 from qmq.model import check_name
+from qmq.private_files import home_folder
 
 CONTEXT_VARIABLE: Final = "QMQ_CONTEXT"
 SERVER_VARIABLE: Final = "QMQ_SERVER"
@@ -49,20 +51,31 @@ class ClusterContext:
 class ContextFile:
     """The file of all contexts. Every method raises InvalidArgument for a file that cannot be used."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path | None) -> None:
+        """None: a user without a home folder, who has no contexts and can make none."""
+        self._path = path
+
+    @property
+    def path(self) -> Path:
+        """Raises InvalidArgument without a folder for it."""
+        if self._path is None:
+            raise InvalidArgument("this user has no home folder for contexts: set HOME or XDG_CONFIG_HOME")
+        return self._path
 
     @classmethod
     def of_user(cls, environment: Mapping[str, str] = os.environ) -> ContextFile:
-        base = environment.get("XDG_CONFIG_HOME")
-        return cls((Path(base) if base else Path.home() / ".config") / "qmq" / "contexts.json")
+        base, home = environment.get("XDG_CONFIG_HOME"), home_folder()
+        folder = Path(base) if base else None if home is None else home / ".config"
+        return cls(None if folder is None else folder / "qmq" / "contexts.json")
 
     def load(self) -> tuple[str, dict[str, ClusterContext]]:
         """(the current context's name or "", all contexts by name)."""
+        if self._path is None:
+            return "", {}
         try:
             if self.path.stat().st_mode & 0o077:
                 raise InvalidArgument(f"others may read {self.path}: chmod 600 {self.path}")
-            found = json.loads(self.path.read_text())
+            found = parse_json(self.path.read_bytes())
             contexts = {name: ClusterContext(name, **values) for name, values in found["contexts"].items()}
             return found["current"], contexts
         except FileNotFoundError:

@@ -8,12 +8,12 @@ starts, then every `REFRESH_S` and when a token names an unknown key, so no logi
 unavailable, the last fetched keys are used.
 
 The principal is the claim `sub`, or the configured claim: `app:NAME` and `op:NAME` are taken unchanged, any other text is an application's
-name. If the text is an email address, the name is the part before the @.
+name. A claim that people may choose for themselves (OpenID Connect Core 5.1) names an application only. Of an email address in the
+configured domain the name is the part before the @; an address of another domain is somebody else, and is refused.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -26,6 +26,7 @@ from typing import Any, Final
 import jwt
 
 from qmq.errors import CallerError, InvalidArgument, NotAuthenticated
+from qmq.json_values import parse_json
 from qmq.security.access_config import JwtConfig
 from qmq.security.principal import CLIENTS, Principal
 
@@ -38,6 +39,9 @@ ASK_AGAIN_S: Final = 10.0
 """The pause between two fetches, at least: any peer can name an unknown key."""
 FETCH_S: Final = 5.0
 KEYS_BYTES_MAX: Final = 1 << 20
+CHOSEN_CLAIMS: Final = frozenset(
+    {"name", "given_name", "family_name", "middle_name", "nickname", "preferred_username", "profile", "website", "email"}
+)
 
 Fetch = Callable[[], bytes]
 
@@ -109,9 +113,18 @@ class JwtVerifier:
         claim = claims.get(self._config.claim)
         if not isinstance(claim, str):
             raise NotAuthenticated(f"the token has no claim {self._config.claim!r}, which says who this is")
-        name = claim.partition("@")[0]
+        name, at, domain = claim.rpartition("@") if "@" in claim else (claim, "", "")
+        wanted = self._config.email_domain.lower()
+        if at and (not wanted or domain.lower() != wanted):
+            raise NotAuthenticated(
+                f"the claim {self._config.claim!r} is an email address of {domain!r}"
+                + (f", and not of {wanted}" if wanted else ": --jwt-email-domain names the domain whose people may come")
+            )
+        has_kind = name.partition(":")[0] in CLIENTS
+        if has_kind and self._config.claim in CHOSEN_CLAIMS:
+            raise NotAuthenticated(f"people choose the claim {self._config.claim!r} themselves, so it names no kind of principal: {name!r}")
         try:
-            return Principal.parse(name if name.partition(":")[0] in CLIENTS else f"app:{name}")
+            return Principal.parse(name if has_kind else f"app:{name}")
         except CallerError:
             raise NotAuthenticated(
                 f"the claim {self._config.claim!r} holds no name of a principal: --jwt-claim names another one"
@@ -160,15 +173,29 @@ def _parse(text: bytes) -> dict[str, Any]:
 
         return {"": load_pem_public_key(text)}
     found: dict[str, Any] = {}
-    for each in json.loads(text)["keys"]:
+    key_set = parse_json(text)
+    keys = key_set.get("keys") if isinstance(key_set, dict) else None
+    if not isinstance(keys, list) or not all(isinstance(each, dict) for each in keys):
+        raise InvalidArgument("it is no JSON Web Key Set")
+    for each in keys:
         if each.get("kty") in ("EC", "RSA", "OKP") and each.get("use", "sig") == "sig":
             try:
                 found[str(each.get("kid", ""))] = jwt.PyJWK(each).key
-            except jwt.PyJWTError as cause:
+            except (jwt.PyJWTError, ValueError, TypeError) as cause:
                 log.warning("a key of the identity provider is skipped: %s", cause)
     if not found:
         raise InvalidArgument("there is no public key in it")
     return found
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        """Refuse redirects: another server, or one without TLS, would get the secret of a form, or choose the keys."""
+        return
+
+
+WITHOUT_REDIRECTS: Final = urllib.request.build_opener(_NoRedirects)
+"""Asks an identity provider."""
 
 
 def _fetch_of(keys: str) -> Fetch:
@@ -179,7 +206,7 @@ def _fetch_of(keys: str) -> Fetch:
         raise InvalidArgument(f"the identity provider's keys come from a file or from https://, not from {keys}")
 
     def fetch() -> bytes:
-        with urllib.request.urlopen(keys, timeout=FETCH_S) as answer:  # noqa: S310 - https only
+        with WITHOUT_REDIRECTS.open(keys, timeout=FETCH_S) as answer:
             text: bytes = answer.read(KEYS_BYTES_MAX + 1)
         if len(text) > KEYS_BYTES_MAX:
             raise InvalidArgument(f"{keys} answers with more than {KEYS_BYTES_MAX} bytes")

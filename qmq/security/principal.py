@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
 
 from qmq.errors import InvalidArgument, InvalidName
 from qmq.model import check_name
@@ -131,12 +132,16 @@ RpcPeers = dict[str, RpcPeer]
 """By the last part of gRPC's name of the peer."""
 
 
+UNIX_PEER: Final = "unix"
+"""The address of a peer at a socket in the file system."""
+
+
 def peer_address(peer: str, peers: RpcPeers) -> str:
     """Convert gRPC's name of a peer to the data port's form of an address: HOST:PORT, or `unix`."""
     found = peers.get(peer.rpartition("/")[2])
     if found is not None:
         return found.address
-    return peer.partition(":")[2] if peer.startswith(("ipv4:", "ipv6:")) else "unix"
+    return unquote(peer.partition(":")[2]) if peer.startswith(("ipv4:", "ipv6:")) else UNIX_PEER
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,11 @@ from google.protobuf import text_format
 
 from qmq.errors import AccessDenied, Overloaded, QmqError
 from qmq.rpc import abort
+from qmq.rpc_bodies import RequestBodies, late_stream, late_unary
 from qmq.security.access_control import AccessControl, Caller
 from qmq.security.access_rules import Need, Operation, on_cluster, on_subject
 from qmq.security.audit import AuditLog
-from qmq.security.principal import Principal, RpcPeer, RpcPeers, peer_address
+from qmq.security.principal import ANONYMOUS, Principal, RpcPeer, RpcPeers, peer_address
 from qmq.security.quotas import RateMeter
 from qmq.security.rpc_operations import RPC_RULES, RpcRule
 
@@ -58,6 +59,7 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         self._knows_subject, self._subject_of_delayed = knows_subject, subject_of_delayed
         self._now_s = now_s
         self._meters: dict[Principal, RateMeter] = {}
+        self._bodies = RequestBodies()
         self.peers: RpcPeers = {}
         """The peer of each connection that a relay accepted."""
 
@@ -69,28 +71,26 @@ class RpcGuard(grpc.aio.ServerInterceptor):
             return None
         method = str(handler_call_details.method)
         if handler.unary_unary is not None:
-            return grpc.unary_unary_rpc_method_handler(
-                self._unary(method, handler.unary_unary), handler.request_deserializer, handler.response_serializer
-            )
-        return grpc.unary_stream_rpc_method_handler(
-            self._stream(method, handler.unary_stream), handler.request_deserializer, handler.response_serializer
-        )
+            return late_unary(handler, self._unary(method, handler.unary_unary))
+        return late_stream(handler, self._stream(method, handler.unary_stream))
 
-    def _unary(self, method: str, serve: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
-        async def guarded(request: Any, context: Any) -> Any:
+    def _unary(self, method: str, serve: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
+        async def guarded(context: Any) -> Any:
             try:
-                caller, rule = await self._admit(method, request, context)
+                caller, rule, request = await self._admit(method, context)
             except QmqError as failure:
                 await abort(context, failure, method)
             answer = await self._served(method, request, context, caller, rule, serve)
+            if rule.is_lean:
+                rule.lean(answer)
             return self._kept(caller, rule, answer) if rule.keeps is not None else answer
 
         return guarded
 
-    def _stream(self, method: str, serve: Callable[[Any, Any], AsyncIterator[Any]]) -> Callable[[Any, Any], AsyncIterator[Any]]:
-        async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
+    def _stream(self, method: str, serve: Callable[[Any, Any], AsyncIterator[Any]]) -> Callable[[Any], AsyncIterator[Any]]:
+        async def guarded(context: Any) -> AsyncIterator[Any]:
             try:
-                caller, _ = await self._admit(method, request, context)
+                caller, rule, request = await self._admit(method, context)
             except QmqError as failure:
                 await abort(context, failure, method)
             async for each in serve(request, context):
@@ -98,24 +98,42 @@ class RpcGuard(grpc.aio.ServerInterceptor):
                     self._access.check(caller)
                 except QmqError as failure:
                     await abort(context, failure, method)
-                yield each
+                if rule.keeps is None:
+                    yield each
+                    continue
+                whole = type(each)()
+                whole.CopyFrom(each)  # other callers get the same answer
+                kept = self._kept(caller, rule, whole)
+                if kept.ByteSize() or not each.ByteSize():
+                    yield kept
 
         return guarded
 
     # --- before --------------------------------------------------------------------------------------------------------
 
-    async def _admit(self, method: str, request: Any, context: Any) -> tuple[Caller, RpcRule]:
+    async def _admit(self, method: str, context: Any) -> tuple[Caller, RpcRule, Any]:
+        """Who calls, what that needs, and then the request."""
         caller = self._identify(context)._replace(request=_request_id(context))
         CALLER.set(caller)
         rule = RPC_RULES.get(method)
+        request = await self._bodies.read(context, caller.address if caller.principal == ANONYMOUS else "")
         if rule is None or rule.servers_only:
             peer = self._peer(context)
             self._access.require_server(caller, _short(method), peer.names if peer is not None and peer.is_encrypted else None)
-            return caller, rule or RpcRule()
+            return caller, rule or RpcRule(), request
         if self._access.is_on and not caller.principal.is_server:
-            self._access.require(caller, _short(method), *await self._needs(method, request, rule))
+            needs = await self._needs(method, request, rule)
+            other = rule.enough(request, needs[0]) if rule.enough is not None else None
+            if other is None or self._may(caller, needs[0]) or not self._may(caller, other):
+                self._access.require(caller, _short(method), *needs)
+            elif self._access.is_enforced:
+                rule = rule._replace(is_lean=True)
         await self._slow_down(caller.principal)
-        return caller, rule
+        return caller, rule, request
+
+    def _may(self, caller: Caller, need: Need) -> bool:
+        self._access.check(caller)
+        return self._access.decide(caller.principal, need).is_allowed
 
     async def _slow_down(self, principal: Principal) -> None:
         """Delay a principal that exceeds its request quota. Raises Overloaded if the wait would be too long."""

@@ -27,6 +27,7 @@ class RpcRule(NamedTuple):
     is_change: whether it changes something; the audit log records changes.
     needs_now: the further permissions, which depend on the record that the request names.
     by_delayed_id: the operation on the subject of the delayed message whose id the request has.
+    enough: maps what is needed to another need that is enough instead; then `lean` removes from the answer what that does not show.
     keeps: the answer's items that a principal may see without permission to describe the cluster; (the field, the item -> its needs).
     servers_only: no rule grants it.
     """
@@ -37,6 +38,10 @@ class RpcRule(NamedTuple):
     by_delayed_id: Operation | None = None
     keeps: tuple[str, Needs] | None = None
     servers_only: bool = False
+    enough: Callable[[Any, Need], Need | None] | None = None
+    lean: Callable[[Any], None] = lambda _: None
+    is_lean: bool = False
+    """Of one call: its caller has the other need only."""
 
 
 def _subject(operation: Operation) -> Needs:
@@ -62,6 +67,20 @@ def _cluster(operation: Operation) -> Needs:
 
 def _locate(request: Any) -> tuple[Need, ...]:
     return (on_subject(O.DESCRIBE, request.subject),)
+
+
+def _deciding(request: Any, need: Need) -> Need | None:
+    """Who may produce to a subject may cancel and move its delayed messages, so it may see which there are: all of a transaction that waits
+    for its decision, and of others what CancelDelayed answers.
+    """
+    if need.kind is not ResourceKind.SUBJECT or not getattr(request, "is_half", True):
+        return None
+    return on_subject(O.PRODUCE, need.name)
+
+
+def _without_body(answer: Any) -> None:
+    if answer.state != "half":
+        answer.ClearField("body")
 
 
 def _consume(request: Any) -> tuple[Need, ...]:
@@ -120,7 +139,7 @@ def _namespace(request: Any) -> tuple[Need, ...]:
 META_RULES: Final[Mapping[str, RpcRule]] = {
     # subjects
     "Locate": RpcRule(_locate),  # creating a subject this way also needs `create`: see RpcGuard
-    "Watch": RpcRule(),  # says only that something about a name changed; every client watches this
+    "Watch": RpcRule(keeps=("subjects", lambda name: (on_subject(O.DESCRIBE, name),))),  # every client watches; it learns no other names
     "CreateSubject": RpcRule(lambda r: (on_subject(O.CREATE, r.settings.name),), is_change=True),
     "PlaceSubject": RpcRule(_subject(O.CONFIGURE), is_change=True),
     "SetSubjectFlush": RpcRule(_subject(O.CONFIGURE), is_change=True),
@@ -147,10 +166,10 @@ META_RULES: Final[Mapping[str, RpcRule]] = {
     "FindMessage": RpcRule(_subject(O.BROWSE)),
     "FindTime": RpcRule(_subject(O.DESCRIBE)),
     "TraceMessage": RpcRule(_subject(O.BROWSE)),
-    "ShowDelayed": RpcRule(by_delayed_id=O.BROWSE),
+    "ShowDelayed": RpcRule(by_delayed_id=O.BROWSE, enough=_deciding, lean=_without_body),
     "CancelDelayed": RpcRule(by_delayed_id=O.PRODUCE, is_change=True),
     "MoveDelayed": RpcRule(by_delayed_id=O.PRODUCE, is_change=True),
-    "ListDelayed": RpcRule(_subject_or_cluster(O.BROWSE)),
+    "ListDelayed": RpcRule(_subject_or_cluster(O.BROWSE), enough=_deciding),  # it shows no bodies
     "DescribeDelays": RpcRule(_cluster(O.DESCRIBE)),
     # routes
     "ChangeRoute": RpcRule(_subject(O.RESHARD), is_change=True),
@@ -195,6 +214,7 @@ CONTROL_RULES: Final[Mapping[str, RpcRule]] = {
     "DescribeParked": _DESCRIBE,
     "DescribeDelay": _DESCRIBE,
     "FindTime": _DESCRIBE,
+    "ConfirmClock": RpcRule(_cluster(O.OPERATE), is_change=True),
     "Transfer": RpcRule(_cluster(O.OPERATE), is_change=True),
     "ChangeReplicas": RpcRule(_cluster(O.OPERATE), is_change=True),
     "ResetGroup": RpcRule(_consume, is_change=True),

@@ -40,6 +40,7 @@ from qmq.security.principal import CertificateNames, RpcPeer
 from qmq.security.quotas import RateMeter
 from qmq.security.tls import RPC_ALPN, Credentials
 from qmq.security.tls_listener import TlsListener, listening_at
+from qmq.text_numbers import joined
 
 if TYPE_CHECKING:
     import grpc
@@ -199,7 +200,7 @@ class RpcRelay(RpcPort):
             names = CertificateNames.of_peer(connection.peer.get_extra_info("peercert"))
             self._names[connection] = name
             is_encrypted = connection.peer.get_extra_info("sslcontext") is not None
-            self._door.peers[name] = RpcPeer(f"{host}:{port}", names, is_encrypted)
+            self._door.peers[name] = RpcPeer(joined(host, port), names, is_encrypted)
             loop = asyncio.get_running_loop()
             await loop.sock_connect(near, f"{self._folder}/{_SOCKET}")
             transport, _ = await loop.create_connection(lambda: _NearEnd(connection), sock=near)

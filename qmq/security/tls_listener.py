@@ -14,12 +14,14 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from qmq.errors import InvalidArgument
 from qmq.file_descriptors import SHORT_OF
 from qmq.network import BACKLOG, Factory, Refused, ServerListener
-from qmq.security.tls import ALPN, LOOK_S, Credentials
+from qmq.security.tls import ALPN, LOOK_S
+from qmq.strangers import StrangerBounds, Strangers
+from qmq.text_numbers import joined
 
 log = logging.getLogger("qmq.security")
 
@@ -33,11 +35,20 @@ _HTTP2: Final = b"P"
 """How a connection with HTTP/2 in plain text begins."""
 
 
+class ServerContexts(Protocol):
+    """Certificates for a server. `version` changes with each change of the files, which then need a new context."""
+
+    @property
+    def version(self) -> int: ...
+    def server_context(self, alpn: str = ALPN) -> ssl.SSLContext: ...
+
+
 class TlsListener(ServerListener):
     """Accepts connections at `listening`, and does their handshakes beside each other. Made in a running loop.
 
-    If more than `handshakes_max` handshakes are under way, the oldest is ended: a peer that begins thousands and does not continue takes
-    bounded memory, and an honest handshake finishes long before.
+    Handshakes under way are strangers (`qmq.strangers`): beyond `handshakes_max` the address with the most loses its oldest. So a peer that
+    begins thousands and does not continue takes bounded memory, and pushes out nobody else. With `strangers`, the protocols stay in that
+    budget, each by itself as the key, until the port says that they left.
 
     `on_look` is called every `LOOK_S`, `refused` for each handshake whose peer TLS does not accept. A connection that comes while there is
     no room (`has_room`) is closed before its handshake. With `takes_plaintext` connections with HTTP/2 need no TLS. Without credentials no
@@ -48,7 +59,7 @@ class TlsListener(ServerListener):
         self,
         listening: socket.socket,
         factory: Factory,
-        credentials: Credentials | None,
+        credentials: ServerContexts | None,
         on_look: Callable[[], None],
         refused: Refused,
         *,
@@ -57,15 +68,18 @@ class TlsListener(ServerListener):
         handshakes_max: int = HANDSHAKES_MAX,
         alpn: str = ALPN,
         takes_plaintext: bool = False,
+        strangers: Strangers | None = None,
     ) -> None:
         self.port = listening.getsockname()[1]
         self._listening, self._factory, self._credentials = listening, factory, credentials
         self._on_look, self._refused = on_look, refused
-        self._has_room, self._handshake_s, self._handshakes_max, self._alpn = has_room, handshake_s, handshakes_max, alpn
+        self._has_room, self._handshake_s, self._alpn = has_room, handshake_s, alpn
         self._takes_plaintext = takes_plaintext
         self._context = None if credentials is None else (credentials.version, credentials.server_context(alpn))
-        self._shaking: dict[asyncio.Task[None], None] = {}
-        """The handshakes under way, the oldest first."""
+        self._stays = strangers is not None
+        self._strangers = strangers or Strangers(StrangerBounds(handshakes_max), asyncio.get_running_loop().time)
+        self._shaking: set[asyncio.Task[bool]] = set()
+        """The handshakes under way."""
         self._pause_s = 0.0
         self._is_paused = False
         self._tasks = {asyncio.ensure_future(each) for each in (self._look_for_ever(), self._accept_for_ever())}
@@ -109,31 +123,38 @@ class TlsListener(ServerListener):
                 self._pause_s = SHORTAGE_S if cause.errno in SHORT_OF else 0.0
                 continue
             try:
-                self._take(accepted, f"{address[0]}:{address[1]}")
+                self._take(accepted, *address[:2])
             except Exception:
                 accepted.close()
                 log.exception("a connection to port %d cannot be accepted", self.port)
                 self._pause_s = SHORTAGE_S
 
-    def _take(self, accepted: socket.socket, address: str) -> None:
+    def _take(self, accepted: socket.socket, host: str, port: int) -> None:
         """Begin a connection's handshake, or close the connection if there is no room."""
         if not self._has_room():
             accepted.close()
             return
-        task = asyncio.ensure_future(self._shake_hands(accepted, address, self._factory()))
-        self._shaking[task] = None
-        task.add_done_callback(self._shaking.pop)
-        if len(self._shaking) > self._handshakes_max:
-            next(iter(self._shaking)).cancel()
+        protocol = self._factory()
+        task = asyncio.ensure_future(self._shake_hands(accepted, joined(host, port), protocol))
+        self._shaking.add(task)
+        task.add_done_callback(lambda _: self._shaken(task, protocol))
+        self._strangers.came(protocol, host, lambda: _cancel(task))
 
-    async def _shake_hands(self, accepted: socket.socket, address: str, protocol: asyncio.BaseProtocol) -> None:
+    def _shaken(self, task: asyncio.Task[bool], protocol: asyncio.BaseProtocol) -> None:
+        self._shaking.discard(task)
+        if not self._stays or task.cancelled() or not task.result():
+            self._strangers.left(protocol)
+
+    async def _shake_hands(self, accepted: socket.socket, address: str, protocol: asyncio.BaseProtocol) -> bool:
+        """Give a connection to its protocol, after the handshake. False if there is no connection."""
         loop = asyncio.get_running_loop()
         try:
             context = self._present_context()
             if context is None or (self._takes_plaintext and await self._first_byte(accepted) == _HTTP2):
                 await loop.connect_accepted_socket(lambda: protocol, accepted)
-                return
-            await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=context, ssl_handshake_timeout=self._handshake_s)
+            else:
+                await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=context, ssl_handshake_timeout=self._handshake_s)
+            return True
         except ssl.SSLError as cause:
             self._refused(address, getattr(cause, "verify_message", "") or cause.reason or "no TLS")
         except OSError:
@@ -141,6 +162,7 @@ class TlsListener(ServerListener):
         except Exception:
             accepted.close()
             log.exception("the TLS handshake with %s failed because of an error in this server", address)
+        return False
 
     async def _first_byte(self, accepted: socket.socket) -> bytes:
         """The first bytes of a peer, without taking them. Empty if the peer closes before. Raises OSError: the peer has disconnected, or is
@@ -187,3 +209,7 @@ def listening_at(host: str, port: int, *, shares_port: bool = False) -> socket.s
         found.close()
         raise
     return found
+
+
+def _cancel(task: asyncio.Task[bool]) -> None:
+    task.cancel()

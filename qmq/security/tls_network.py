@@ -9,10 +9,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from qmq.network import NETWORK, UNIX, Factory, Network, Refused, RpcPort, ServerListener, TokenNetwork, ignored, is_local, parse
+from qmq.network import (
+    NETWORK,
+    UNIX,
+    Factory,
+    Network,
+    Refused,
+    RpcPort,
+    ServerListener,
+    TokenNetwork,
+    ignored,
+    is_local,
+    parse,
+    require_resolvable,
+)
 from qmq.security.client_tokens import Token, token_source
 from qmq.security.tls import Credentials, Tls
 from qmq.security.tls_listener import HANDSHAKE_S, TlsListener, listening_at
+from qmq.server_name import NameSource
 from qmq.token_source import TokenSource, no_token
 
 if TYPE_CHECKING:
@@ -68,6 +82,7 @@ class TlsNetwork(Network):
             await super().connect(address, factory)
             return
         host = place.host.strip("[]")
+        await require_resolvable(host)
         await asyncio.get_running_loop().create_connection(
             factory,
             host,
@@ -77,11 +92,11 @@ class TlsNetwork(Network):
             ssl_handshake_timeout=HANDSHAKE_S,
         )
 
-    def channel(self, address: str, token: TokenSource = no_token) -> grpc.aio.Channel:
+    def channel(self, address: str, server: NameSource, token: TokenSource = no_token) -> grpc.aio.Channel:
         from qmq.rpc_channel import RpcChannel
 
         credentials = None if address.startswith(UNIX) else self.credentials
-        return RpcChannel(address, credentials=credentials, token=token)
+        return RpcChannel(address, server, credentials=credentials, token=token)
 
     async def serve(self, server: grpc.aio.Server, host: str, port: int, door: RpcDoor) -> RpcPort:
         if host.startswith(UNIX):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +23,7 @@ import qmq
 from qmq.client.client_timing import ClientTiming
 from qmq.client.connection import connect
 from qmq.errors import AccessDenied, InvalidArgument, NotAuthenticated, Stopping
+from qmq.model import SubjectFlush
 from qmq.node import bootstrap
 from qmq.node.dev_node import Node
 from qmq.proto.v1 import control_pb2, meta_pb2, meta_pb2_grpc
@@ -222,6 +224,47 @@ async def test_principals_that_may_produce_may_send_and_cancel_delayed_messages(
             await orders.delayed.cancel(late.delayed_id)
             consumer = cluster.admin.consumer("orders", group="g", start="earliest")
             assert {(await anext(consumer)).body, (await anext(consumer)).body} == {b"0", b"soon"}
+
+
+async def test_produce_shows_a_delayed_message_without_its_body_and_browse_with_it(tmp_path: Path) -> None:
+    async with guarded(tmp_path, delay=True) as cluster:
+        await cluster.admin.send("orders", b"0")
+        await cluster.allow("app:orders", "produce", "subject", "orders")
+        await cluster.allow("app:reader", "browse", "subject", "orders")
+        await cluster.allow("app:other", "produce", "subject", "other")
+        async with cluster.client("app:orders") as orders, cluster.client("app:reader") as reader, cluster.client("app:other") as other:
+            late = (await orders.send("orders", b"late", delay=timedelta(days=1))).delayed_id
+            assert late is not None
+            shown = await orders.delayed.show(late)
+            assert (shown.subject, shown.body) == ("orders", None)
+            assert (await reader.delayed.show(late)).body == b"late"
+            with pytest.raises(AccessDenied):
+                await other.delayed.show(late)
+            assert [each async for each in orders.delayed.list("orders", is_half=True)] == []
+            for lists in (orders.delayed.list("orders"), orders.delayed.list(is_half=True), other.delayed.list("orders", is_half=True)):
+                with pytest.raises(AccessDenied):
+                    await anext(lists)
+
+
+async def test_a_watch_tells_only_permitted_names(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as cluster:
+        for subject in ("orders", "secret"):
+            await cluster.admin.send(subject, b"1")
+        await cluster.allow("app:orders", "describe", "subject", "orders")
+        async with cluster.client("app:orders") as orders:
+            told: set[str] = set()
+            async with aclosing(orders.metadata.watch()) as changes:
+                watching = asyncio.ensure_future(anext(changes))
+                flush = itertools.cycle(SubjectFlush)
+                while "orders" not in told:
+                    for subject in ("secret", "orders"):  # until the watch has begun
+                        await cluster.admin.metadata.set_subject_flush(subject, next(flush))
+                    done, _ = await asyncio.wait([watching], timeout=0.05)
+                    if done:
+                        told |= set(watching.result().subjects)
+                        watching = asyncio.ensure_future(anext(changes))
+                watching.cancel()
+            assert told == {"orders"}
 
 
 async def test_lists_show_only_permitted_names(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from qmq.rpc import typed_error
 from qmq.rpc_door import RpcBounds
 from qmq.security.tls import Credentials, Tls
 from qmq.security.tls_network import ServerNetwork, TlsNetwork
+from qmq.server_name import any_server
 
 HOST = "127.0.0.1"
 REACHABLE = "127.1"
@@ -54,7 +55,7 @@ class ControlPort:
             finally:
                 await asker.close()
             return
-        async with self._network.channel(self.address) as channel:
+        async with self._network.channel(self.address, any_server) as channel:
             try:
                 await control_pb2_grpc.BrokerControlStub(channel).DescribeReplica(control_pb2.DescribeReplicaRequest(), timeout=10)
             except Exception as failure:

@@ -73,9 +73,29 @@ async def test_a_token_accepted_in_the_leeway_is_served_and_not_cut_at_once(tmp_
 
 
 def test_the_claim_that_names_the_principal_is_chosen() -> None:
-    found = verifier(claim="email").verify(token(email="alice@example.org"))
+    found = verifier(claim="email", email_domain="example.org").verify(token(email="alice@Example.org"))
     assert found[0] == Principal("app", "alice")
     assert verifier(claim="role").verify(token(role="op:alice"))[0] == Principal("op", "alice")
+
+
+@pytest.mark.parametrize(
+    "email", ["alice@evil.example", "alice@evil.example@example.org", "alice@example.org.evil.example", "@example.org"]
+)
+def test_an_address_of_another_domain_is_another_principal(email: str) -> None:
+    with pytest.raises(NotAuthenticated):
+        verifier(claim="email", email_domain="example.org").verify(token(email=email))
+
+
+def test_an_address_is_refused_until_its_domain_is_named() -> None:
+    with pytest.raises(NotAuthenticated, match="--jwt-email-domain"):
+        verifier().verify(token(sub="alice@example.org"))
+
+
+@pytest.mark.parametrize("claim", ["preferred_username", "nickname", "name"])
+def test_a_claim_that_people_choose_makes_no_operator(claim: str) -> None:
+    with pytest.raises(NotAuthenticated, match="people choose"):
+        verifier(claim=claim).verify(token(**{claim: "op:admin"}))
+    assert verifier(claim=claim).verify(token(**{claim: "admin"}))[0] == Principal("app", "admin")
 
 
 WRONG: dict[str, Callable[[], str]] = {

@@ -25,6 +25,7 @@ from qmq.rpc_server import rpc_server
 from qmq.security.rpc_relay import RpcRelay
 from qmq.security.tls import Credentials
 from qmq.security.tls_network import TlsNetwork
+from qmq.server_name import any_server
 
 HOST = "127.0.0.1"
 MANY_BYTES = 8_000_000
@@ -57,7 +58,7 @@ async def echoing(papers: Papers) -> AsyncIterator[tuple[RpcRelay, RpcDoor]]:
 
 async def test_large_requests_and_answers_pass_whole_and_side_by_side(tmp_path: Path) -> None:
     papers = Papers(tmp_path / "papers")
-    async with echoing(papers) as (relay, _), TlsNetwork(Credentials(papers.client)).channel(f"{HOST}:{relay.port}") as channel:
+    async with echoing(papers) as (relay, _), TlsNetwork(Credentials(papers.client)).channel(f"{HOST}:{relay.port}", any_server) as channel:
         echo = channel.unary_unary("/t/Echo")
         bodies = [bytes([number]) * MANY_BYTES for number in range(3)]
         assert await asyncio.gather(*[echo(body) for body in bodies]) == bodies
@@ -74,7 +75,7 @@ async def test_peers_that_break_off_in_any_state_leave_no_descriptor_and_no_name
                 await eventually(lambda: bool(door.peers))
                 writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
             writer.transport.abort()
-        async with TlsNetwork(Credentials(papers.client)).channel(f"{HOST}:{relay.port}") as channel:
+        async with TlsNetwork(Credentials(papers.client)).channel(f"{HOST}:{relay.port}", any_server) as channel:
             under_way = asyncio.ensure_future(channel.unary_unary("/t/Never")(b""))
             await eventually(lambda: bool(door.peers))
             under_way.cancel()

@@ -39,6 +39,7 @@ from qmq.rpc_door import RpcBounds, RpcDoor
 from qmq.security.authority import create_authority, issue
 from qmq.security.tls import Credentials, Tls
 from qmq.security.tls_network import TlsNetwork
+from qmq.server_name import any_server
 from qmq.wire.frame import Frame, FrameKind, frame
 from qmq.wire.frame_payloads import unpack_error
 from qmq.wire.frame_stream import FrameStream
@@ -147,18 +148,18 @@ async def test_a_pods_pre_stop_hands_over_with_the_replicas_own_certificate(tmp_
         await eventually(lambda: any(node.broker.is_serving for node in nodes.values()))
         former = next(name for name, node in nodes.items() if node.broker.is_serving)
         control = nodes[former].view.present("g")[former].control_address
-        refused = await asyncio.to_thread(hand_over, control, orders)
+        refused = await asyncio.to_thread(hand_over, former, control, orders)
         assert (refused.returncode, b"app:orders may not" in refused.stderr, b"Traceback" in refused.stderr) == (2, True, False)
-        done = await asyncio.to_thread(hand_over, control, papers(folder, former, "node", HOST))
+        done = await asyncio.to_thread(hand_over, former, control, papers(folder, former, "node", HOST))
         assert done.returncode == 0, done.stderr
         (said,) = json.loads(done.stdout)
         assert said["master"] not in ("", former)
         await eventually(lambda: nodes[said["master"]].broker.is_serving)
 
 
-def hand_over(control: str, shown: Tls) -> subprocess.CompletedProcess[bytes]:
+def hand_over(replica: str, control: str, shown: Tls) -> subprocess.CompletedProcess[bytes]:
     """The chart's pods get their certificates by environment variables."""
-    return cli_process.hand_over(control, QMQ_TLS_CA=str(shown.ca), QMQ_TLS_CERT=str(shown.cert), QMQ_TLS_KEY=str(shown.key))
+    return cli_process.hand_over(replica, control, QMQ_TLS_CA=str(shown.ca), QMQ_TLS_CERT=str(shown.cert), QMQ_TLS_KEY=str(shown.key))
 
 
 async def test_a_clients_certificate_is_not_a_replicas_while_rules_are_enforced(tmp_path: Path) -> None:
@@ -212,7 +213,7 @@ async def seal(node: ReplicaNode, shown: Tls, token: str) -> None:
     """Call the control port of a replica with this certificate and this token. Raises the typed error."""
     address = node.view.present("g")["a"].control_address
     request = pb.SealRequest(subject="s", partition=1, change_id="evil", to_version=9)
-    async with TlsNetwork(Credentials(shown)).channel(address, lambda: token) as channel:
+    async with TlsNetwork(Credentials(shown)).channel(address, any_server, lambda: token) as channel:
         try:
             await control_pb2_grpc.BrokerControlStub(channel).Seal(request, timeout=10)
         except grpc.RpcError as cause:
@@ -225,7 +226,7 @@ async def test_a_client_s_certificate_is_taken_for_no_server_s(tmp_path: Path, n
     network, shown = environment_with(papers(tmp_path, "g1-a", "node", HOST)).network, environment_with(papers(tmp_path, name, kind, HOST))
     port = await shown.network.serve(grpc.aio.server(), HOST, 0, RpcDoor(RpcBounds(9, 9)))
     listener = await shown.network.listen(HOST, 0, quiet)
-    async with network.channel(f"{HOST}:{port.port}") as channel:
+    async with network.channel(f"{HOST}:{port.port}", any_server) as channel:
         with pytest.raises(grpc.RpcError) as failed:
             await control_pb2_grpc.BrokerControlStub(channel).DescribeReplica(pb.DescribeReplicaRequest(), timeout=10)
     assert (failed.value.code() is grpc.StatusCode.UNIMPLEMENTED) is is_server, "the right host, and for servers the right purpose"

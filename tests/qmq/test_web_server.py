@@ -1,0 +1,187 @@
+"""The console's and the HTTP gateway's server: TLS 1.3 with the certificate that the files have now, and bounds for strangers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
+
+from qmq.errors import InvalidArgument
+from qmq.security.authority import create_authority, issue
+from qmq.web_server import ServedCertificate, WebServer, proven
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    create_authority(folder)
+    made = issue(folder, "gateway", "node", ["127.0.0.1"])
+    return made.cert, made.key
+
+
+async def presented(port: int, most: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> bytes:
+    """The certificate that a connection gets. Raises ssl.SSLError, ConnectionError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode, context.maximum_version = False, ssl.CERT_NONE, most
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+    try:
+        found: bytes = writer.get_extra_info("ssl_object").getpeercert(True)
+        return found
+    finally:
+        writer.close()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    cert, key = certificate(tmp_path / "first")
+    live = tmp_path / "live.pem", tmp_path / "live.key"
+    shutil.copy(cert, live[0])
+    shutil.copy(key, live[1])
+    return live
+
+
+@pytest.fixture
+async def port(files: tuple[Path, Path]) -> AsyncIterator[int]:
+    server = WebServer(Starlette(), "127.0.0.1", 0, connections_max=10, tls_cert=files[0], tls_key=files[1])
+    yield await server.start()
+    await server.stop()
+
+
+async def test_tls_1_2_is_refused(port: int) -> None:
+    assert await presented(port)
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        await presented(port, ssl.TLSVersion.TLSv1_2)
+
+
+def test_a_replaced_certificate_is_used_when_its_key_is_there(files: tuple[Path, Path], tmp_path: Path) -> None:
+    served = ServedCertificate(*files)
+    first = handshake(served.server_context())
+    cert, key = certificate(tmp_path / "second")
+    os.replace(cert, files[0])
+    served.look()
+    assert handshake(served.server_context()) == first
+    os.replace(key, files[1])
+    served.look()
+    assert handshake(served.server_context()) != first
+    files[0].write_text("no certificate")
+    served.look()
+    assert handshake(served.server_context()) != first
+
+
+def handshake(server: ssl.SSLContext) -> bytes:
+    """The certificate that a server's context presents to a new connection, in memory."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True)
+    for each in (*ends, *ends):
+        try:
+            each.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+    found = ends[0].getpeercert(True)
+    assert found is not None
+    return found
+
+
+def test_files_that_are_no_certificate_are_refused_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("nothing")
+    with pytest.raises(InvalidArgument, match="no certificate with its key"):
+        ServedCertificate(tmp_path / "x", tmp_path / "x")
+
+
+# --- strangers ---------------------------------------------------------------------------------------------------------
+
+
+class Site:
+    """An application that answers with the length of the body. `/known` counts as a caller who proved a name first."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        if scope["path"] == "/known":
+            proven(scope)
+        size = 0
+        async for part in request.stream():
+            size += len(part)
+        await PlainTextResponse(str(size))(scope, receive, send)
+
+
+class Served:
+    """A server whose clock stands still, and its strangers."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.server = WebServer(Site(), "127.0.0.1", 0, connections_max=20, strangers_bytes_max=300_000, now_s=lambda: self.now_s)
+        self.port = 0
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def open(self, sent: bytes = b"") -> asyncio.StreamReader:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self._writers.append(writer)
+        writer.write(sent)
+        return reader
+
+    async def ask(self, path: str = "/", body: bytes = b"") -> bytes:
+        """The answer to a whole request on its own connection."""
+        head = f"POST {path} HTTP/1.1\r\nhost: h\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+        return await (await self.open(head.encode() + body)).read()
+
+    def leave(self) -> None:
+        for each in self._writers:
+            each.close()
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    found = Served()
+    found.port = await found.server.start()
+    yield found
+    found.leave()
+    await found.server.stop()
+
+
+def begun(path: str = "/", size: int = 1_000_000) -> bytes:
+    return f"POST {path} HTTP/1.1\r\nhost: h\r\ncontent-length: {size}\r\n\r\n".encode()
+
+
+async def ended(reader: asyncio.StreamReader) -> bool:
+    try:
+        return await reader.read() == b""
+    except ConnectionError:
+        return True
+
+
+async def test_silent_connections_take_no_place_of_others(served: Served) -> None:
+    readers = [await served.open() for _ in range(40)]
+    assert (await served.ask()).startswith(b"HTTP/1.1 200")
+    assert await ended(readers[0])
+
+
+async def test_unfinished_bodies_of_strangers_are_bounded_together(served: Served) -> None:
+    readers = [await served.open(begun() + bytes(60_000)) for _ in range(8)]
+    assert all(await asyncio.gather(*map(ended, readers[:4])))
+    assert (await served.ask()).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_body_in_chunks_beside_a_content_length_counts_as_it_arrives(served: Served) -> None:
+    head = b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 10\r\ntransfer-encoding: chunked\r\n\r\n"
+    chunk = b"%x\r\n%b\r\n" % (50_000, bytes(50_000))
+    assert await ended(await served.open(head + 8 * chunk))
+
+
+async def test_a_body_of_who_has_proven_a_name_is_no_strangers(served: Served) -> None:
+    assert (await served.ask("/known", bytes(900_000))).endswith(b"900000")
+
+
+async def test_a_request_that_stops_half_way_ends_when_its_time_is_over(served: Served) -> None:
+    reader = await served.open(begun()[:20])
+    assert (await served.ask()).startswith(b"HTTP/1.1 200")
+    served.now_s = 30
+    assert await ended(reader)
