@@ -1,5 +1,8 @@
 """The live clients: those with a Telemetry stream, and those that sent a heartbeat.
 
+An identity has at most SESSIONS_MAX clients. One more takes the place of the client that was silent for longest and has no stream; a client
+that is named by more than CLIENT_ID_CHARS_MAX characters is refused.
+
 A client is alive while its stream is open, and for two minutes after its last heartbeat: messages that it received with automatic renewal
 stay invisible to other clients during that time.
 """
@@ -11,10 +14,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from qmq.gateway.status_codes import Refused
+from qmq.proto.rocketmq import definition_pb2 as api
 from qmq.proto.rocketmq import service_pb2 as calls
 
 IDLE_MS: Final = 120_000
 SESSIONS_MAX: Final = 100_000
+CLIENT_ID_CHARS_MAX: Final = 255
 
 Write = Callable[[calls.TelemetryCommand], Awaitable[None]]
 
@@ -49,18 +55,21 @@ class ClientSessions:
     def __init__(self, monotonic_ms: Callable[[], int]) -> None:
         self._monotonic_ms = monotonic_ms
         self._sessions: dict[str, ClientSession] = {}
+        """The client that was silent for longest is first."""
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def hear(self, client_id: str) -> ClientSession:
-        """Record a sign of life of the client, and return its session."""
+        """Record a sign of life of the client, and return its session. Raises Refused for a long name, or if all places have streams."""
+        if len(client_id) > CLIENT_ID_CHARS_MAX:
+            raise Refused(api.CLIENT_ID_REQUIRED, f"a client id has at most {CLIENT_ID_CHARS_MAX} characters, not {len(client_id)}")
         now_ms = self._monotonic_ms()
-        session = self._sessions.get(client_id)
+        session = self._sessions.pop(client_id, None)
         if session is None:
-            if len(self._sessions) >= SESSIONS_MAX:
-                self._forget_idle(now_ms)
-            session = self._sessions[client_id] = ClientSession(client_id, now_ms)
+            self._make_room()
+            session = ClientSession(client_id, now_ms)
+        self._sessions[client_id] = session
         session.heard_ms = now_ms
         return session
 
@@ -75,9 +84,9 @@ class ClientSessions:
         return sum(self.is_alive(each) for each in self._sessions)
 
     @property
-    def has_producers(self) -> bool:
-        """True if any client with an open stream publishes."""
-        return any(each.published and each.streams for each in self._sessions.values())
+    def published(self) -> set[str]:
+        """The subjects to which clients with an open stream publish."""
+        return set().union(*(each.published for each in self._sessions.values() if each.streams))
 
     def producers_of(self, subject: str) -> list[ClientSession]:
         """The clients that publish to the subject and have an open stream: the gateway can ask them about a transaction."""
@@ -87,7 +96,10 @@ class ClientSessions:
         """Forget a client that reports its end."""
         self._sessions.pop(client_id, None)
 
-    def _forget_idle(self, now_ms: int) -> None:
-        for each in list(self._sessions.values()):
-            if not each.streams and now_ms - each.heard_ms >= IDLE_MS:
-                del self._sessions[each.client_id]
+    def _make_room(self) -> None:
+        if len(self._sessions) < SESSIONS_MAX:
+            return
+        silent = next((each.client_id for each in self._sessions.values() if not each.streams), None)
+        if silent is None:
+            raise Refused(api.TOO_MANY_REQUESTS, f"this gateway serves {SESSIONS_MAX} clients of this access key: use another gateway")
+        del self._sessions[silent]

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from typing import Any, Final
 
 from qmq.errors import InvalidArgument
 from qmq.gateway.status_codes import Refused
+from qmq.json_values import parse_json
 from qmq.proto.rocketmq import definition_pb2 as api
 
 AUTHORIZATION: Final = "authorization"
@@ -57,7 +57,7 @@ class GatewayCredentials:
     def load(cls, path: Path) -> GatewayCredentials:
         """Read the file. Raises InvalidArgument if the file cannot be used; the error text never contains a secret."""
         try:
-            found = json.loads(path.read_text())
+            found = parse_json(path.read_bytes())
         except (OSError, ValueError) as cause:
             raise InvalidArgument(f"the keys of RocketMQ's clients cannot be read from {path}: {type(cause).__name__}") from None
         if not isinstance(found, list) or not found or not all(map(_is_complete, found)):

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Final
+
+import grpc
 
 from qmq.client.client import Client
 from qmq.clock import Clock, SystemClock
+from qmq.errors import QmqError
 from qmq.gateway.call_counters import CallCounters
 from qmq.gateway.client_sessions import SESSIONS_MAX
 from qmq.gateway.gateway_config import GatewayConfig
 from qmq.gateway.gateway_credentials import GatewayCredentials, claimed_access_key
 from qmq.gateway.gateway_parts import GatewayIdentities, GatewayParts
-from qmq.gateway.messaging_service import MessagingService
+from qmq.gateway.messaging_service import MessagingService, headers_of
 from qmq.gateway.status_codes import Refused
 from qmq.network import NETWORK, Network, RpcPort
 from qmq.proto.rocketmq import service_pb2_grpc
+from qmq.rpc import abort
+from qmq.rpc_bodies import RequestBodies, late_stream, late_unary
 from qmq.rpc_door import RpcBounds, RpcDoor
 from qmq.rpc_server import add_unregistered, rpc_server
 from qmq.security.audit import AuditLog
 from qmq.security.principal import ANONYMOUS, RpcPeers, peer_address
+from qmq.text_numbers import joined
 
 log = logging.getLogger("qmq.gateway")
 
@@ -74,7 +80,7 @@ class GatewayServer:
 
     @property
     def address(self) -> str:
-        return f"{self._config.host}:{self.port}"
+        return joined(self._config.host, self.port)
 
     def _parts_for(self, call: str, headers: Mapping[str, str], peer: str) -> GatewayParts:
         if self._credentials is None:
@@ -93,12 +99,22 @@ class GatewayServer:
             raise
         return self._identities.parts_of(keys)
 
+    def _is_signed(self, headers: Mapping[str, str]) -> bool | None:
+        """Whether a call has the signature that it needs; None if this gateway needs none."""
+        if self._credentials is None:
+            return None
+        try:
+            self._credentials.authenticate(headers)
+        except Refused:
+            return False
+        return True
+
     async def start(self) -> None:
         """Serve. Raises OSError if the port is taken."""
         bounds = BOUNDS.fitting(self._network.rpc_descriptors(self._config.host))
         shares_port, takes_plaintext = self._config.shares_port, self._config.takes_plaintext
         door = RpcDoor(bounds, self._refused, self._peers, shares_port=shares_port, takes_plaintext=takes_plaintext)
-        server = rpc_server(door)
+        server = rpc_server(door, (_SignatureFirst(self._is_signed, self._peers),))
         add_unregistered(service_pb2_grpc.add_MessagingServiceServicer_to_server, self._service, server)
         self._served = await self._network.serve(server, self._config.host, self._config.port, door)
         self.port = self._served.port
@@ -113,13 +129,16 @@ class GatewayServer:
         while True:
             await asyncio.sleep(self._config.sweep_ms / 1000)
             for each in self.all_parts:
-                each.sweep()
+                try:
+                    each.sweep()
+                except Exception:
+                    log.exception("messages whose invisible time is over could not be given back")
 
     async def _check_transactions(self) -> None:
         while True:
             await asyncio.sleep(self._config.transactions.look_ms / 1000)
-            for each in self.all_parts:
-                await each.transactions.look()
+            # Each identity by itself: one with many transactions, or with producers that do not read, delays no other.
+            await asyncio.gather(*(each.transactions.look() for each in self.all_parts))
 
     async def stop(self) -> None:
         """Answer running calls for a moment, then return the messages that clients hold, and leave the groups. A cluster that cannot be
@@ -131,6 +150,42 @@ class GatewayServer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await leave(self.parts.close(), self._identities.close())
+
+
+class _SignatureFirst(grpc.aio.ServerInterceptor):
+    """Reads the request of a call after its signature was checked. Of a call without the signature nothing is read: its method, which
+    refuses it by its headers, gets None.
+    """
+
+    def __init__(self, is_signed: Callable[[Mapping[str, str]], bool | None], peers: RpcPeers) -> None:
+        self._is_signed, self._peers = is_signed, peers
+        self._bodies = RequestBodies()
+
+    async def _request(self, context: Any) -> Any:
+        is_signed = self._is_signed(headers_of(context))
+        if is_signed is False:
+            return None
+        address = peer_address(context.peer(), self._peers)
+        try:
+            return await self._bodies.read(context, "" if is_signed else address)
+        except QmqError as failure:
+            await abort(context, failure, "")
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.request_streaming:
+            return handler
+
+        async def unary(context: Any) -> Any:
+            return await handler.unary_unary(await self._request(context), context)
+
+        async def stream(context: Any) -> AsyncIterator[Any]:
+            async for each in handler.unary_stream(await self._request(context), context):
+                yield each
+
+        return late_stream(handler, stream) if handler.response_streaming else late_unary(handler, unary)
 
 
 async def leave(*closing: Awaitable[None]) -> None:

@@ -10,6 +10,7 @@ Pulling does not change the group's progress; UpdateOffset moves it, as `qmq gro
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from datetime import timedelta
@@ -18,7 +19,7 @@ from typing import Final, NamedTuple
 from qmq.client.browse_selection import BrowsedMessage
 from qmq.client.client import Client
 from qmq.clock import Clock
-from qmq.errors import InvalidArgument, UnknownGroup, UnknownSubject
+from qmq.errors import InvalidArgument, OrderMismatch, UnknownGroup, UnknownSubject
 from qmq.gateway.gateway_config import GatewayConfig
 from qmq.gateway.group_receiving import wait_s
 from qmq.gateway.message_filter import filter_of_request
@@ -26,11 +27,16 @@ from qmq.gateway.message_mapping import message_for_client
 from qmq.gateway.rocketmq_names import group_of_resource, subject_of_topic
 from qmq.gateway.status_codes import OK, Refused, status_of_failure
 from qmq.gateway.topic_catalog import TopicCatalog
+from qmq.limits import MIB
 from qmq.proto.rocketmq import definition_pb2 as api
 from qmq.proto.rocketmq import service_pb2 as calls
 
+log = logging.getLogger("qmq.gateway")
+
 LOOK_S: Final = 0.25
 """A long poll looks for new messages at this interval."""
+ANSWER_BYTES: Final = 8 * MIB
+"""An answer ends with the message whose body reaches this size: bodies may be small on disk and large when they are decompressed."""
 FOUNDING_TRIES: Final = 100
 FOUNDING_S: Final = 0.05
 _END_MS: Final = (1 << 62) - 1
@@ -75,7 +81,11 @@ class GroupPulling:
         nothing = api.Status(code=api.MESSAGE_NOT_FOUND, message="there is no new message")
         yield calls.PullMessageResponse(status=OK if page.messages else nothing)
         for each in page.messages:
-            message = message_for_client(each, request.message_queue.topic, is_ordered=False)
+            try:
+                message = message_for_client(each, request.message_queue.topic, is_ordered=False)
+            except Exception:
+                log.exception("message %s of %s cannot be given to a pull consumer: it is left out", each.id, each.subject)
+                continue
             message.system_properties.queue_id = request.message_queue.id
             yield calls.PullMessageResponse(message=message)
         yield calls.PullMessageResponse(next_offset=page.next_offset)
@@ -91,17 +101,21 @@ class GroupPulling:
         most = min(request.batch_size, self._config.batch_max)
         timeout = request.long_polling_timeout if request.HasField("long_polling_timeout") else None
         until_ms = self._clock.monotonic_ms() + int(wait_s(timeout, self._config.long_poll_ms, remaining_s) * 1000)
-        page = PulledPage([], request.offset)
+        found: list[BrowsedMessage] = []
+        next_offset, size = request.offset, 0
         while True:
             async with aclosing(
-                self._client.browse(queue.subject, sequences=(page.next_offset, None), broker_group=queue.broker_group)  # type: ignore[type-var]
+                self._client.browse(queue.subject, sequences=(next_offset, None), broker_group=queue.broker_group)  # type: ignore[type-var]
             ) as messages:
                 async for each in messages:
-                    page = PulledPage([*page.messages, each] if wanted.wants(each) else page.messages, each.sequence + 1)
-                    if len(page.messages) >= most:
-                        return page
-            if page.messages or self._clock.monotonic_ms() + LOOK_S * 1000 > until_ms:
-                return page
+                    if wanted.wants(each):
+                        found.append(each)
+                        size += len(each.body)
+                    next_offset = each.sequence + 1
+                    if len(found) >= most or size >= ANSWER_BYTES:
+                        return PulledPage(found, next_offset)
+            if found or self._clock.monotonic_ms() + LOOK_S * 1000 > until_ms:
+                return PulledPage(found, next_offset)
             await self._sleep(LOOK_S)
 
     # --- offsets -------------------------------------------------------------------------------------------------------
@@ -149,7 +163,7 @@ class GroupPulling:
             queue, group = await self._queue(request.message_queue), group_of_resource(request.group)
             described = await self._client.metadata.describe_groups(queue.subject, group)
             found = next((each for each in described if each.broker_group == queue.broker_group), None)
-        except UnknownGroup:
+        except (UnknownGroup, OrderMismatch):
             found = None
         except Exception as failure:
             return calls.GetOffsetResponse(status=status_of_failure(failure))

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from qmq.client.any_message import AnyMessage
 from qmq.client.client import Client
 from qmq.client.group_reading import GroupReading, OrderedReading, PlainReading
-from qmq.errors import QmqError
+from qmq.errors import InvalidArgument, QmqError
 from qmq.gateway.client_settings import ATTEMPTS_MAX
 from qmq.gateway.message_filter import MessageFilter
 
@@ -79,6 +79,7 @@ class GroupReaders:
     def _asking(self, key: ReaderKey) -> Iterator[GroupReading]:
         kept = self._readers.get(key)
         if kept is None:
+            self._require_same_filter(key)
             kept = self._readers[key] = _Kept(self._made(key))
         kept.waiting += 1
         try:
@@ -87,14 +88,29 @@ class GroupReaders:
             kept.waiting -= 1
             kept.asked_ms = self._monotonic_ms()
 
+    def _require_same_filter(self, key: ReaderKey) -> None:
+        """Refuse a filter that differs from the one by which the group reads: what a filter leaves out counts as done for the whole group.
+        The broker compares tags and conditions of an unordered subject for all gateways and clients. Raises InvalidArgument.
+        """
+        for other in self._readers:
+            if (other.subject, other.group) == (key.subject, key.group) and other.wanted != key.wanted:
+                raise InvalidArgument(
+                    f"group {key.group!r} reads {other.wanted} of {key.subject!r}, and this client asks for {key.wanted}: all clients of a "
+                    f"group need the same filter expression. Use another group, or stop the others: {CLOSE_MS // 1000} s after their last "
+                    "request the new expression is taken"
+                )
+
     def _made(self, key: ReaderKey) -> GroupReading:
         """The reading of a key. For an unordered subject the broker matches tags and the gateway matches conditions; for an ordered one the
         gateway matches both. It keeps its lanes until `tidy` closes it.
         """
         if key.is_ordered:
-            return OrderedReading(self._client, key.subject, key.group, wants=key.wanted.wants, attempts_max=ATTEMPTS_MAX)
+            condition = str(key.wanted) if key.wanted != MessageFilter() else ""
+            return OrderedReading(
+                self._client, key.subject, key.group, wants=key.wanted.wants, attempts_max=ATTEMPTS_MAX, condition=condition
+            )
         wants = key.wanted.wants if key.wanted.sql else None
-        return PlainReading(self._client, key.subject, key.group, tags_any=key.wanted.tags, wants=wants)
+        return PlainReading(self._client, key.subject, key.group, tags_any=key.wanted.tags, wants=wants, condition=key.wanted.sql)
 
     def tidy(self) -> None:
         """Pause or close the readers that no client waits for. The sweep of the gateway calls this regularly."""

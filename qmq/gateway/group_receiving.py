@@ -79,7 +79,8 @@ class GroupReceiving:
         try:
             yield calls.ReceiveMessageResponse(status=OK)
             for each in held:
-                yield calls.ReceiveMessageResponse(message=self._message(each, request, topic))
+                if (message := self._message(each, request, topic)) is not None:
+                    yield calls.ReceiveMessageResponse(message=message)
                 sent += 1
             yield calls.ReceiveMessageResponse(delivery_timestamp=timestamp_of(self._clock.time_ms()))
         finally:
@@ -138,18 +139,25 @@ class GroupReceiving:
     def _checked_ms(self, duration: Duration) -> int:
         found, least, most = length_ms(duration), self._config.invisible_ms_min, self._config.invisible_ms_max
         if not least <= found <= most:
-            raise Refused(api.ILLEGAL_INVISIBLE_TIME, f"an invisible time is {least / 1000:g} to {most / 1000:g} s, not {found / 1000:g} s")
+            raise Refused(api.ILLEGAL_INVISIBLE_TIME, f"an invisible time is {least / 1000:g} to {most / 1000:g} s, not {found / 1000} s")
         return found
 
-    def _message(self, held: Held, request: calls.ReceiveMessageRequest, topic: Topic) -> api.Message:
+    def _message(self, held: Held, request: calls.ReceiveMessageRequest, topic: Topic) -> api.Message | None:
+        """The message for the client; None for one that cannot be converted. That one has failed this attempt, and the others go on."""
         handed = held.message
-        message = message_for_client(
-            handed.message,
-            request.message_queue.topic,
-            is_ordered=topic.is_ordered,
-            handle=str(self._invisible.handle(held)),
-            invisible_ms=held.invisible_ms,
-        )
+        try:
+            message = message_for_client(
+                handed.message,
+                request.message_queue.topic,
+                is_ordered=topic.is_ordered,
+                handle=str(self._invisible.handle(held)),
+                invisible_ms=held.invisible_ms,
+            )
+        except Exception as failure:
+            log.exception("a message of %s cannot be given to group %s", held.subject, held.group)
+            self._settled(held)
+            fail(handed.message, timedelta(0), f"no message for RocketMQ's clients: {failure!r}")
+            return None
         message.system_properties.queue_id = request.message_queue.id
         return message
 
@@ -245,6 +253,13 @@ class GroupReceiving:
 
 
 def wait_s(asked: Duration | None, default_ms: int, remaining_s: float | None) -> float:
-    """How long a long poll waits: the time that the request gives, but never longer than the client waits."""
+    """How long a long poll waits: the time that the request gives, but never longer than the client waits.
+
+    A client that gives a time waits longer than that by itself. Of one that gives none, only the end of the call is known, and a quarter of
+    the time is left for the answer's way.
+    """
     asked_s = max(default_ms if asked is None else length_ms(asked), 0) / 1000
-    return asked_s if remaining_s is None else max(min(asked_s, remaining_s - MARGIN_S), 0.0)
+    if remaining_s is None:
+        return asked_s
+    margin_s = MARGIN_S if asked is not None else max(MARGIN_S, remaining_s / 4)
+    return max(min(asked_s, remaining_s - margin_s), 0.0)

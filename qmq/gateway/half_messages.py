@@ -20,6 +20,7 @@ from qmq.client.due_times import time_ms
 from qmq.gateway.message_mapping import CHECK_AFTER_MS, TYPE
 from qmq.gateway.status_codes import Refused
 from qmq.proto.rocketmq import definition_pb2 as api
+from qmq.text_numbers import whole_number
 
 FIRST_CHECK_MS: Final = 6_000
 """The gateway asks about a transaction for the first time at this age, unless its message says another; RocketMQ's default."""
@@ -78,22 +79,25 @@ def check_recovery(check_after_ms: int, limit_ms: int) -> None:
 
 def first_check_ms(half: DelayedMessage, default_ms: int) -> int:
     """The age at which to ask about the transaction for the first time: what its message says, if that is more than 0."""
-    wanted = half.headers.get(CHECK_AFTER_MS, b"")
-    return int(wanted) or default_ms if wanted.isdigit() else default_ms
+    return whole_number(half.headers.get(CHECK_AFTER_MS, b"")) or default_ms
 
 
 class CheckPlan:
-    """Chooses the half messages to ask about now. Times are milliseconds since 1970."""
+    """Chooses the half messages to ask about now. The pauses between checks are monotonic time, so no step of the machine's clock ends the
+    checks, or makes them follow each other at once.
+    """
 
     def __init__(self, timing: TransactionTiming = TIMING) -> None:
         self.timing = timing
         self._checks: dict[str, tuple[int, int]] = {}
         """By transaction: the number of checks so far, and the time of the next check."""
+        self._seen_ms: dict[str, int] = {}
+        """When this gateway saw each transaction first."""
 
-    def is_time(self, half: DelayedMessage, now_ms: int) -> bool:
-        """True if the transaction is old enough, and its next check is due."""
-        age_ms = now_ms - time_ms(half.create_time)
-        return age_ms >= first_check_ms(half, self.timing.first_check_ms) and self._checks.get(half.id, (0, 0))[1] <= now_ms
+    def is_time(self, half: DelayedMessage, wall_ms: int, now_ms: int) -> bool:
+        """True if the transaction is old enough, by the wall clock or since this gateway saw it, and its next check is due."""
+        age_ms = max(wall_ms - time_ms(half.create_time), now_ms - self._seen_ms.setdefault(half.id, now_ms))
+        return age_ms >= first_check_ms(half, self.timing.first_check_ms) and self._checks.get(half.id, (0, now_ms))[1] <= now_ms
 
     def is_over(self, half: DelayedMessage) -> bool:
         """True if the transaction has had its last check."""
@@ -107,5 +111,6 @@ class CheckPlan:
 
     def keep_only(self, ids: set[str]) -> None:
         """Forget all transactions except these: the others are decided."""
-        for each in [each for each in self._checks if each not in ids]:
-            del self._checks[each]
+        for each in [each for each in self._seen_ms if each not in ids]:
+            del self._seen_ms[each]
+            self._checks.pop(each, None)

@@ -21,6 +21,11 @@ class MessageFilter:
     tags: tuple[str, ...] = ()
     sql: str = ""
 
+    def __str__(self) -> str:
+        if self.sql:
+            return f"messages where {self.sql}"
+        return f"messages with the tags {' || '.join(self.tags)}" if self.tags else "all messages"
+
     def wants(self, message: StoredMessage) -> bool:
         """True if the subscription gets the message."""
         if self.tags and not any(tag in self.tags for tag in message.tags):

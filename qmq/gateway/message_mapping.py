@@ -20,6 +20,7 @@ its one key, and its born timestamp is its create time.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -27,14 +28,17 @@ from typing import Final
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from qmq import limits
 from qmq.client.delayed_message import DelayedMessage
 from qmq.client.due_times import time_ms
 from qmq.client.message import StoredMessage
+from qmq.clock import TIME_MS_MAX, TIME_MS_MIN
 from qmq.gateway.body_encoding import check_digest, digest_of, plain_body
 from qmq.gateway.rocketmq_names import name_of, subject_of_topic, topic_of_subject
 from qmq.gateway.status_codes import Refused
 from qmq.headers import PREFIX
 from qmq.proto.rocketmq import definition_pb2 as api
+from qmq.text_numbers import whole_number
 
 OURS: Final = "rocketmq-"
 ID: Final = "rocketmq-id"
@@ -45,6 +49,19 @@ BORN_HOST: Final = "rocketmq-born-host"
 CHECK_AFTER_MS: Final = "rocketmq-check-after-ms"
 TRACE: Final = "traceparent"
 KEY_SEPARATOR: Final = " "
+PROPERTIES_MAX: Final = 128
+PROPERTY_BYTES_MAX: Final = 16 * 1024
+"""RocketMQ's own limits for the properties of an application."""
+RESERVED: Final = frozenset(
+    (
+        *("KEYS", "TAGS", "WAIT", "DELAY", "RETRY_TOPIC", "REAL_TOPIC", "REAL_QID", "TRAN_MSG", "PGROUP", "MIN_OFFSET"),
+        *("MAX_OFFSET", "BUYER_ID", "ORIGIN_MESSAGE_ID", "TRANSFER_FLAG", "CORRECTION_FLAG", "MQ2_FLAG", "RECONSUME_TIME"),
+        *("MSG_REGION", "UNIQ_KEY", "MAX_RECONSUME_TIMES", "CONSUME_START_TIME", "INSTANCE_ID", "CORRELATION_ID", "REPLY_TO_CLIENT"),
+        *("TTL", "ARRIVE_TIME", "PUSH_REPLY_TIME", "CLUSTER", "MSG_TYPE", "__SHARDINGKEY", "__transactionId__"),
+    )
+)
+"""Names of properties that RocketMQ sets itself, and refuses from applications."""
+_CONTROLS: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 PLAIN_TYPES: Final = (api.NORMAL, api.DELAY, api.TRANSACTION)
 """The message types that an unordered subject accepts."""
@@ -83,10 +100,12 @@ def message_from_client(message: api.Message, body_bytes_max: int) -> TopicMessa
     check_digest(message.body, system.body_digest)
     due_ms = _milliseconds(system.delivery_timestamp) if system.HasField("delivery_timestamp") else None
     kind = _kind_of(system, is_delayed=due_ms is not None)
-    if "|" in system.tag or (system.HasField("tag") and not system.tag.strip()):
-        raise Refused(api.ILLEGAL_MESSAGE_TAG, f"a tag is not empty and has no `|` in it, unlike {system.tag!r}")
-    if any(not each or KEY_SEPARATOR in each for each in system.keys):
-        raise Refused(api.ILLEGAL_MESSAGE_KEY, "a message key is not empty and has no space in it")
+    _check_tag(system)
+    for each in system.keys:
+        if not each or KEY_SEPARATOR in each or _CONTROLS.search(each) or len(each.encode()) > limits.KEY_BYTES_MAX:
+            raise Refused(
+                api.ILLEGAL_MESSAGE_KEY, f"a message key has 1 to {limits.KEY_BYTES_MAX} bytes, without spaces and control characters"
+            )
     return TopicMessage(
         subject_of_topic(message.topic),
         plain_body(message.body, system.body_encoding, body_bytes_max),
@@ -98,6 +117,16 @@ def message_from_client(message: api.Message, body_bytes_max: int) -> TopicMessa
         due_ms,
         _headers_of(message, kind, due_ms),
     )
+
+
+def _check_tag(system: api.SystemProperties) -> None:
+    tag = system.tag
+    if not system.HasField("tag"):
+        return
+    if not tag.strip() or "|" in tag or _CONTROLS.search(tag) or len(tag.encode()) > limits.TAG_BYTES_MAX:
+        raise Refused(
+            api.ILLEGAL_MESSAGE_TAG, f"a tag has 1 to {limits.TAG_BYTES_MAX} bytes, without `|` and control characters, and is not blank"
+        )
 
 
 def _kind_of(system: api.SystemProperties, *, is_delayed: bool) -> api.MessageType.ValueType:
@@ -119,13 +148,20 @@ def _kind_of(system: api.SystemProperties, *, is_delayed: bool) -> api.MessageTy
 
 
 def _headers_of(message: api.Message, kind: api.MessageType.ValueType, due_ms: int | None) -> dict[str, str]:
-    system = message.system_properties
-    for name in message.user_properties:
-        if name.startswith((OURS, PREFIX)) or not name:
+    system, properties = message.system_properties, message.user_properties
+    for name in properties:
+        if name.startswith((OURS, PREFIX)) or not name or name in RESERVED or _CONTROLS.search(name):
             raise Refused(
                 api.ILLEGAL_MESSAGE_PROPERTY_KEY,
-                f"the property {name!r}: names that begin with {OURS!r} or {PREFIX!r}, and empty ones, are not for applications",
+                f"the property {name[:64]!r}: RocketMQ's own names, those that begin with {OURS!r} or {PREFIX!r}, empty ones and those with"
+                " control characters are not for applications",
             )
+    size = sum(len(name.encode()) + len(value.encode()) for name, value in properties.items())
+    if len(properties) > PROPERTIES_MAX or size > PROPERTY_BYTES_MAX:
+        raise Refused(
+            api.MESSAGE_PROPERTIES_TOO_LARGE,
+            f"{len(properties)} properties of {size} bytes: a message has at most {PROPERTIES_MAX}, of {PROPERTY_BYTES_MAX} bytes together",
+        )
     found = {**message.user_properties, ID: system.message_id, TYPE: api.MessageType.Name(kind)}
     if system.keys:
         found[KEYS] = KEY_SEPARATOR.join(system.keys)
@@ -168,8 +204,9 @@ def message_for_client(
         system.keys.extend(headers[KEYS].split(KEY_SEPARATOR) if KEYS in headers else [])
     if kind == api.FIFO:
         system.message_group = key
-    if headers.get(DUE_MS, "").isdigit():
-        system.delivery_timestamp.CopyFrom(timestamp_of(int(headers[DUE_MS])))
+    due_ms = whole_number(headers.get(DUE_MS, ""), TIME_MS_MAX)
+    if due_ms is not None:
+        system.delivery_timestamp.CopyFrom(timestamp_of(due_ms))
     if TRACE in headers:
         system.trace_context = headers[TRACE]
     if handle:
@@ -202,6 +239,7 @@ def half_message_for_client(half: DelayedMessage) -> api.Message:
 
 def timestamp_of(moment_ms: int) -> Timestamp:
     """Convert milliseconds since 1970."""
+    moment_ms = min(max(moment_ms, TIME_MS_MIN), TIME_MS_MAX)  # a sender may have any clock
     return Timestamp(seconds=moment_ms // 1000, nanos=moment_ms % 1000 * 1_000_000)
 
 

@@ -19,12 +19,13 @@ from typing import Any, Final, TypeAlias
 
 from qmq.gateway.status_codes import Refused
 from qmq.proto.rocketmq import definition_pb2 as api
+from qmq.text_numbers import number
 
 EXPRESSION_CHARS_MAX: Final = 8_192
 DEPTH_MAX: Final = 50
 """The nesting limit for parentheses and NOT."""
 
-Value: TypeAlias = str | float | bool | None
+Value: TypeAlias = str | int | float | bool | None
 Properties: TypeAlias = Mapping[str, str]
 Term: TypeAlias = Callable[[Properties], Value]
 Condition: TypeAlias = Callable[[Properties], bool | None]
@@ -63,7 +64,7 @@ _NULL.2: /null(?![a-z0-9_$])/i
 _TRUE.2: /true(?![a-z0-9_$])/i
 _FALSE.2: /false(?![a-z0-9_$])/i
 NAME: /[a-z_$][a-z0-9_$.-]*/i
-NUMBER: /[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?/i
+NUMBER: /[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?/i
 TEXT: /'(''|[^'])*'/
 %ignore /\s+/
 """
@@ -90,16 +91,13 @@ def compare(word: str, left: Value, right: Value) -> bool | None:
         return None
     if isinstance(left, bool) or isinstance(right, bool):
         left, right = _truth(left), _truth(right)
-    elif isinstance(left, float) or isinstance(right, float) or word not in ("=", "<>", "!="):
+    elif isinstance(left, int | float) or isinstance(right, int | float) or word not in ("=", "<>", "!="):
         left, right = _number(left), _number(right)
     return None if left is None or right is None else _COMPARES[word](left, right)
 
 
-def _number(value: Value) -> float | None:
-    try:
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return None
+def _number(value: Value) -> int | float | None:
+    return number(value) if isinstance(value, str) else value
 
 
 def _truth(value: Value) -> bool | None:
@@ -192,7 +190,7 @@ def _term(tree: Any) -> Term:
         return lambda properties: properties.get(name)
     constant: Value
     if kind == "number":
-        constant = float(tree.children[0])
+        constant = number(str(tree.children[0]))
     elif kind == "text":
         constant = str(tree.children[0])[1:-1].replace("''", "'")
     else:

@@ -1,7 +1,7 @@
 """Parses RocketMQ's tag expressions: the tags that a subscription wants. Pure.
 
 *  or nothing     every message
-a || b            messages with tag a or tag b
+a || b            messages with tag a or tag b; empty parts, as in `a || || b`, are ignored, as RocketMQ does
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ def tags_of_expression(text: str) -> tuple[str, ...]:
     stripped = text.strip()
     if stripped in ("", "*"):
         return ()
-    tags = sorted({each.strip() for each in stripped.split("||")})
-    if "" in tags or any("|" in each for each in tags):
+    tags = sorted({each.strip() for each in stripped.split("||")} - {""})
+    if not tags or any("|" in each for each in tags):
         raise Refused(api.ILLEGAL_FILTER_EXPRESSION, f"{text!r} is not a tag expression: write `*`, or tags with `||` between them")
     if any(len(each.encode()) > limits.TAG_BYTES_MAX for each in tags):
         raise Refused(api.ILLEGAL_FILTER_EXPRESSION, f"a tag has at most {limits.TAG_BYTES_MAX} bytes")

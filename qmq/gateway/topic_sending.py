@@ -15,9 +15,8 @@ import binascii
 
 from qmq.client.client import Client
 from qmq.client.delayed_producer import DelayedProducer
-from qmq.client.due_times import time_of
 from qmq.client.receipts import Receipt
-from qmq.clock import Clock
+from qmq.clock import Clock, time_of
 from qmq.errors import CallerError, MessageNotFound, OrderMismatch, UnknownSubject
 from qmq.gateway.call_entries import serve_entries
 from qmq.gateway.gateway_config import GatewayConfig

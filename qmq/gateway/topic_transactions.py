@@ -7,28 +7,32 @@ producers decide it twice, and the second decision changes nothing.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
+from typing import Final
 
 import grpc
 
 from qmq.client.client import Client
 from qmq.client.delayed_message import DelayedMessage
-from qmq.client.due_times import time_of
-from qmq.clock import Clock
+from qmq.clock import Clock, time_of
 from qmq.errors import InvalidArgument, MessageNotFound, QmqError, TooLate
 from qmq.gateway.client_sessions import ClientSessions
 from qmq.gateway.half_messages import CheckPlan, check_decision, outcome_before
 from qmq.gateway.message_mapping import half_message_for_client
 from qmq.gateway.rocketmq_names import subject_of_topic
 from qmq.gateway.status_codes import OK, Refused, status_of_failure
+from qmq.model import DelayedId
 from qmq.proto.rocketmq import definition_pb2 as api
 from qmq.proto.rocketmq import service_pb2 as calls
 
 log = logging.getLogger("qmq.gateway")
 
-CHECKS_AT_ONCE = 10_000
-"""One look considers at most this many half messages, the oldest first."""
+ASK_S: Final = 2.0
+"""A producer that has not read a question by then is not waited for: others wait for theirs."""
+CHECKS_AT_ONCE: Final = 10_000
+"""One look considers at most this many half messages of a topic, the oldest first."""
 
 
 class TopicTransactions:
@@ -60,7 +64,8 @@ class TopicTransactions:
                 ) from failure
 
     async def _commit(self, transaction_id: str) -> None:
-        await self._client.delayed.move(transaction_id, time_of(self._clock.time_ms()))
+        """The half message's own time is in the past by the delay group's clock; this machine's clock may be wrong."""
+        await self._client.delayed.move(transaction_id, time_of(DelayedId.parse(transaction_id).append_ms))
 
     async def _is_open(self, subject: str, transaction_id: str, wanted: api.TransactionResolution.ValueType) -> bool:
         """True if the transaction has no decision yet. Raises Refused if the opposite was decided, or if there is no such transaction."""
@@ -78,25 +83,37 @@ class TopicTransactions:
         """Ask about transactions that are due, and roll back those with too many checks. Failures are logged, and the next look tries
         again.
         """
-        if not self._sessions.has_producers:
-            return
-        try:
-            await self._look()
-        except QmqError as failure:
-            log.warning("transactions without a decision could not be searched: %s", failure)
-
-    async def _look(self) -> None:
-        now_ms = self._clock.time_ms()
         halves: set[str] = set()
-        async for each in self._client.delayed.list(limit=CHECKS_AT_ONCE, is_half=True, silent={}):
-            halves.add(each.id)
-            if not self._plan.is_time(each, now_ms):
-                continue
-            if self._plan.is_over(each):
-                await self._give_up(each)
-            elif await self._ask(each):
-                self._plan.asked(each, now_ms)
-        self._plan.keep_only(halves)
+        is_complete = True
+        for subject in sorted(self._sessions.published):
+            try:
+                async for each in self._client.delayed.list(subject, limit=CHECKS_AT_ONCE, is_half=True, silent={}):
+                    halves.add(each.id)
+                    await self._checked(each)
+            except QmqError as failure:
+                is_complete = False
+                log.warning("transactions of topic %s without a decision could not be searched: %s", subject, failure)
+            except Exception:
+                is_complete = False
+                log.exception("transactions of topic %s without a decision could not be searched", subject)
+        if is_complete:
+            self._plan.keep_only(halves)
+
+    async def _checked(self, half: DelayedMessage) -> None:
+        try:
+            await self._check(half)
+        except Exception:
+            log.exception("transaction %s cannot be checked, and the next one is", half.id)
+            self._plan.asked(half, self._clock.monotonic_ms())
+
+    async def _check(self, half: DelayedMessage) -> None:
+        now_ms = self._clock.monotonic_ms()
+        if not self._plan.is_time(half, self._clock.time_ms(), now_ms):
+            return
+        if self._plan.is_over(half):
+            await self._give_up(half)
+        elif await self._ask(half):
+            self._plan.asked(half, now_ms)
 
     async def _ask(self, half: DelayedMessage) -> bool:
         """Ask a producer about the transaction. Returns False if no producer could be asked."""
@@ -111,9 +128,10 @@ class TopicTransactions:
         command = calls.RecoverOrphanedTransactionCommand(message=half_message_for_client(whole), transaction_id=half.id)
         stream = random.choice(producers).streams[-1]  # noqa: S311 - any will do
         try:
-            await stream.send(calls.TelemetryCommand(recover_orphaned_transaction_command=command))
+            async with asyncio.timeout(ASK_S):
+                await stream.send(calls.TelemetryCommand(recover_orphaned_transaction_command=command))
         except (grpc.RpcError, grpc.aio.UsageError, OSError) as failure:
-            log.info("a producer of %s left before it could be asked: %s", half.subject, failure)
+            log.info("a producer of %s left, or did not read, before it could be asked: %r", half.subject, failure)
             return False
         return True
 

@@ -13,6 +13,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 import qmq
+from qmq.clock import Clock
 from qmq.gateway.gateway_config import GatewayConfig
 from qmq.gateway.gateway_credentials import GatewayCredentials
 from qmq.gateway.gateway_server import GatewayServer
@@ -172,10 +173,13 @@ async def gateway_on(
     at: str = "",
     network: Network = NETWORK,
     credentials: GatewayCredentials | None = None,
+    clock: Clock | None = None,
 ) -> AsyncIterator[GatewayStub]:
-    """A gateway on a machine of the cluster, and a stub of one client. `network` is for the gateway's port."""
+    """A gateway on a machine of the cluster, and a stub of one client. `network` is for the gateway's port, `clock` its machine's (default:
+    the cluster's).
+    """
     mq = cluster.client(at=at)
-    gateway = GatewayServer(mq, config, clock=cluster._clock, network=network, credentials=credentials)
+    gateway = GatewayServer(mq, config, clock=clock or cluster._clock, network=network, credentials=credentials)
     await gateway.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{gateway.port}") as channel:

@@ -6,10 +6,12 @@ import asyncio
 import hashlib
 import hmac
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -20,10 +22,13 @@ from support import eventually, node_config, running
 import qmq
 from qmq.cli.gateway import GatewayOptions
 from qmq.errors import InvalidArgument
+from qmq.gateway.gateway_config import GatewayConfig
 from qmq.gateway.gateway_credentials import ClientKeys, GatewayCredentials
 from qmq.gateway.gateway_server import GatewayServer
+from qmq.gateway.half_messages import TransactionTiming
 from qmq.gateway.status_codes import Refused
 from qmq.proto.rocketmq import definition_pb2 as api
+from qmq.proto.rocketmq import service_pb2 as calls
 from qmq.proto.rocketmq.service_pb2_grpc import MessagingServiceStub
 from qmq.security.audit import AuditLog
 from qmq.security.authority import create_authority, issue
@@ -85,9 +90,11 @@ def test_a_file_of_keys_is_read(tmp_path: Path) -> None:
 
 
 @asynccontextmanager
-async def guarded_gateway(tmp_path: Path, audit: AuditLog | None = None) -> AsyncIterator[tuple[GatewayStub, qmq.Client]]:
+async def guarded_gateway(
+    tmp_path: Path, audit: AuditLog | None = None, config: GatewayConfig = CONFIG
+) -> AsyncIterator[tuple[GatewayStub, qmq.Client]]:
     """A node that enforces rules, a gateway with two access keys, and the administrator."""
-    async with running(node_config(tmp_path)) as node:
+    async with running(node_config(tmp_path, delay=True)) as node:
         tokens = {}
         async with qmq.connect(node.address) as first:
             for name in ("op:admin", "app:orders", "app:other"):
@@ -103,7 +110,7 @@ async def guarded_gateway(tmp_path: Path, audit: AuditLog | None = None) -> Asyn
             keys = {name: ClientKeys(name, f"secret of {name}", token) for name, token in names.items()}
             gateway = GatewayServer(
                 nobody,
-                CONFIG,
+                config,
                 credentials=GatewayCredentials(keys),
                 connect=lambda token: qmq.connect(node.address, token=token, state_dir=False),
                 audit=audit,
@@ -250,3 +257,53 @@ async def test_a_node_for_development_serves_clients_with_tls_and_without(tmp_pa
             stub = GatewayStub(MessagingServiceStub(channel), node.gateway._server, mq)
             assert (await stub.send(message("orders", body))).status.code == api.OK
             assert (await anext(consumer)).body == body
+
+
+async def test_a_call_without_a_signature_is_refused_before_its_request_arrives(tmp_path: Path) -> None:
+    async def unfinished() -> AsyncIterator[api.Message]:
+        await asyncio.Event().wait()
+        yield api.Message()
+
+    async with guarded_gateway(tmp_path) as (gateway, _), grpc.aio.insecure_channel(gateway.gateway.address) as channel:
+        ask = channel.stream_unary(
+            "/apache.rocketmq.v2.MessagingService/SendMessage", response_deserializer=calls.SendMessageResponse.FromString
+        )
+        answer = await ask(unfinished(), metadata=(*gateway.headers, *signed("orders", "wrong")))
+        assert answer.status.code == api.UNAUTHORIZED
+        follow = channel.stream_stream(
+            "/apache.rocketmq.v2.MessagingService/ReceiveMessage", response_deserializer=calls.ReceiveMessageResponse.FromString
+        )
+        answers = [each async for each in follow(unfinished(), metadata=gateway.headers)]
+        assert [each.status.code for each in answers] == [api.UNAUTHORIZED]
+
+
+async def test_produce_alone_decides_recalls_and_is_asked(tmp_path: Path) -> None:
+    """docs/ACCESS.md: who may produce may cancel and move delayed messages; a transaction is one."""
+    quick = replace(CONFIG, transactions=TransactionTiming(first_check_ms=0, pauses_ms=(50,), look_ms=10))
+    async with guarded_gateway(tmp_path, config=quick) as (gateway, admin):
+        await admin.send("paid", b"0")
+        await admin.access.put_rule("app:other", ["produce"], "subject", "paid")
+        gateway.signed = signed("other", "secret of other")
+
+        async def sent(**options: Any) -> calls.SendMessageResponse:
+            answer = await gateway.send(message("paid", b"half", **options))
+            return answer
+
+        found = await sent(kind=api.TRANSACTION)
+        while found.status.code == api.FORBIDDEN:  # the rule has not arrived at the broker yet
+            found = await sent(kind=api.TRANSACTION)
+        transaction = found.entries[0].transaction_id
+        stream = gateway.stub.Telemetry(metadata=gateway.headers)
+        publishing = api.Publishing(topics=[api.Resource(name="paid")])
+        await stream.write(calls.TelemetryCommand(settings=api.Settings(client_type=api.PRODUCER, publishing=publishing)))
+        while not (command := await stream.read()).HasField("recover_orphaned_transaction_command"):
+            pass
+        asked = command.recover_orphaned_transaction_command
+        assert (asked.transaction_id, asked.message.body) == (transaction, b"half")
+        for _ in range(2):  # repeated, it changes nothing
+            request = calls.EndTransactionRequest(topic=api.Resource(name="paid"), transaction_id=transaction, resolution=api.COMMIT)
+            assert (await gateway.stub.EndTransaction(request, metadata=gateway.headers)).status.code == api.OK
+        handle = (await sent(kind=api.DELAY, due_ms=int(time.time() * 1000) + 3_600_000)).entries[0].recall_handle
+        recall = calls.RecallMessageRequest(topic=api.Resource(name="paid"), recall_handle=handle)
+        assert (await gateway.stub.RecallMessage(recall, metadata=gateway.headers)).status.code == api.OK
+        stream.cancel()

@@ -105,6 +105,16 @@ async def test_sent_messages_are_received_until_acknowledged(gateway: GatewayStu
     assert statuses == [api.MESSAGE_NOT_FOUND]
 
 
+@pytest.mark.parametrize("due", ["²", "9" * 30, "9" * 5_000])
+async def test_a_header_that_is_no_time_does_not_hold_up_other_messages(gateway: GatewayStub, due: str) -> None:
+    await gateway.mq.send("orders", b"odd", headers={"rocketmq-due-ms": due})
+    await gateway.mq.send("orders", b"good")
+    found = [each.body for each in await gateway.receive("orders")]
+    while len(found) < 2:
+        found += [each.body for each in await gateway.receive("orders")]
+    assert sorted(found) == [b"good", b"odd"]
+
+
 async def test_a_message_is_an_ordinary_one_for_qmqs_own_clients(gateway: GatewayStub) -> None:
     await gateway.send(message("orders", b"from afar", tag="red", keys=["k1"], colour="blue"))
     async with gateway.mq.consumer("orders", "native") as consumer:

@@ -5,19 +5,42 @@ from __future__ import annotations
 import gzip
 import hashlib
 import zlib
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from gateway_stub import message
+from google.protobuf.duration_pb2 import Duration
+from hypothesis import given
+from hypothesis import strategies as st
 
+from qmq.clock import time_of
 from qmq.errors import BY_CODE, AccessDenied, CallerError, NoQuorum, Overloaded, Unavailable, UnknownSubject
 from qmq.gateway.body_encoding import check_digest, digest_of, plain_body
-from qmq.gateway.message_mapping import message_from_client
+from qmq.gateway.group_receiving import wait_s
+from qmq.gateway.half_messages import CheckPlan, first_check_ms
+from qmq.gateway.message_mapping import (
+    BORN_HOST,
+    CHECK_AFTER_MS,
+    DUE_MS,
+    ID,
+    KEYS,
+    TRACE,
+    TYPE,
+    message_for_client,
+    message_from_client,
+)
 from qmq.gateway.messaging_service import endpoints_of
 from qmq.gateway.rocketmq_names import group_of_resource, subject_of_topic
 from qmq.gateway.status_codes import Refused, joined_status, status_of_failure
 from qmq.gateway.tag_expression import tags_of_expression
 from qmq.gateway.topic_sending import parse_recall_handle, recall_handle
 from qmq.proto.rocketmq import definition_pb2 as api
+
+if TYPE_CHECKING:
+    from qmq.client.delayed_message import DelayedMessage
+    from qmq.client.message import StoredMessage
 
 BODY_MAX = 1_000
 
@@ -60,6 +83,38 @@ def test_what_a_message_must_not_say_is_refused_with_its_code() -> None:
     assert code_of(message("t", kind=api.PRIORITY)) == api.UNSUPPORTED
 
 
+@pytest.mark.parametrize(
+    ("changed", "code"),
+    [
+        ({"tag": "a\0b"}, api.ILLEGAL_MESSAGE_TAG),
+        ({"tag": "t" * 256}, api.ILLEGAL_MESSAGE_TAG),
+        ({"keys": ["a\nb"]}, api.ILLEGAL_MESSAGE_KEY),
+        ({"keys": ["k" * 5_000]}, api.ILLEGAL_MESSAGE_KEY),
+        ({"properties": {"UNIQ_KEY": "1"}}, api.ILLEGAL_MESSAGE_PROPERTY_KEY),
+        ({"properties": {"\0": "1"}}, api.ILLEGAL_MESSAGE_PROPERTY_KEY),
+        ({"properties": {"a\x7fb": "1"}}, api.ILLEGAL_MESSAGE_PROPERTY_KEY),
+        ({"properties": {f"p{number}": "v" for number in range(129)}}, api.MESSAGE_PROPERTIES_TOO_LARGE),
+        ({"properties": {"p": "v" * (16 << 10)}}, api.MESSAGE_PROPERTIES_TOO_LARGE),
+        ({"properties": {"p": "v" * (70 << 10)}}, api.MESSAGE_PROPERTIES_TOO_LARGE),
+    ],
+)
+def test_what_rocketmq_refuses_has_its_code_and_a_short_text(changed: dict[str, Any], code: int) -> None:
+    sent = message("t", keys=changed.get("keys", []), **changed.get("properties", {}))
+    if "tag" in changed:
+        sent.system_properties.tag = changed["tag"]
+    with pytest.raises(Refused) as caught:
+        message_from_client(sent, BODY_MAX)
+    assert (caught.value.code, len(caught.value.message) < 300) == (code, True)
+
+
+@pytest.mark.parametrize(
+    ("asked_s", "remaining_s", "waits_s"), [(None, 20, 15), (None, 100, 20), (None, None, 20), (10, 20, 10), (20, 20, 19.7), (5, 0.1, 0)]
+)
+def test_a_long_poll_ends_before_its_client_gives_up(asked_s: int | None, remaining_s: float | None, waits_s: float) -> None:
+    asked = None if asked_s is None else Duration(seconds=asked_s)
+    assert wait_s(asked, 20_000, remaining_s) == pytest.approx(waits_s)
+
+
 def test_names_are_joined_with_their_namespace() -> None:
     assert subject_of_topic(api.Resource(name="t", resource_namespace="n")) == "n.t"
     assert group_of_resource(api.Resource(name="g")) == "g"
@@ -97,7 +152,8 @@ def test_a_compressed_body_that_is_cut_broken_or_huge_is_refused() -> None:
 def test_a_tag_expression_is_a_list_of_tags_or_everything() -> None:
     assert tags_of_expression("*") == tags_of_expression(" ") == ()
     assert tags_of_expression("b || a||b") == ("a", "b")
-    for wrong in ("a ||", "|", "a | b", "x" * 300):
+    assert [tags_of_expression(each) for each in ("a||||b", "a || b ||", "|| b ||a")] == [("a", "b")] * 3  # as RocketMQ reads them
+    for wrong in ("|", "||", "|| ||", "a | b", "x" * 300):
         with pytest.raises(Refused):
             tags_of_expression(wrong)
 
@@ -128,3 +184,43 @@ def test_an_advertised_address_says_of_which_kind_it_is() -> None:
     ):
         found = endpoints_of(address)
         assert (found.scheme, found.addresses[0].host, found.addresses[0].port) == (scheme, host, 80)
+
+
+HEADERS = st.dictionaries(
+    st.sampled_from([ID, KEYS, TYPE, DUE_MS, BORN_HOST, CHECK_AFTER_MS, TRACE]) | st.text(max_size=8),
+    st.binary(max_size=40) | st.sampled_from(["²".encode(), b"9" * 30, b"9" * 5_000, b"-1", b"99", b"TRANSACTION", b"\xff"]),
+    max_size=6,
+)
+
+
+@given(HEADERS, st.none() | st.binary(max_size=8), st.integers(-(1 << 63), (1 << 63) - 1), st.booleans())
+def test_any_stored_message_is_one_for_clients(headers: dict[str, bytes], key: bytes | None, time_ms: int, is_ordered: bool) -> None:
+    stored = AnyStored(headers=headers, key_bytes=key, create_time_ms=time_ms, append_time_ms=time_ms)
+    found = message_for_client(cast("StoredMessage", stored), api.Resource(name="t"), is_ordered=is_ordered, handle="h", invisible_ms=1)
+    api.Message.FromString(found.SerializeToString())
+    found.system_properties.born_timestamp.ToJsonString()
+    found.system_properties.delivery_timestamp.ToJsonString()
+
+
+@given(HEADERS, st.integers(-(1 << 63), (1 << 63) - 1))
+def test_any_half_message_has_a_time_of_its_first_check(headers: dict[str, bytes], time_ms: int) -> None:
+    half = cast("DelayedMessage", AnyStored(headers=headers, create_time=time_of(time_ms)))
+    assert first_check_ms(half, 5) >= 0
+    assert CheckPlan().is_time(half, 0, 0) in (True, False)
+    assert CheckPlan().is_over(half) is False
+
+
+@dataclass
+class AnyStored:
+    """What a message of any producer can have."""
+
+    headers: dict[str, bytes]
+    key_bytes: bytes | None = None
+    create_time_ms: int = 0
+    append_time_ms: int = 0
+    create_time: datetime = datetime(2026, 1, 1, tzinfo=UTC)
+    tags: tuple[str, ...] = ()
+    body: bytes = b""
+    id: str = "id"
+    sequence: int = 0
+    attempt: int = 1

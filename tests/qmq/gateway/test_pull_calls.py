@@ -133,3 +133,20 @@ async def test_what_cannot_be_pulled_is_refused(gateway: GatewayStub) -> None:
     await gateway.send(message("inorder", kind=api.FIFO, group="k"))
     (inorder,) = (await gateway.route("inorder")).message_queues
     assert (await pull(gateway, inorder, 0))[0] == api.UNSUPPORTED
+
+
+async def test_an_answer_is_bounded_in_bytes(gateway: GatewayStub) -> None:
+    """Bodies that are small on disk are large when they are decompressed."""
+    async with gateway.mq.producer("zeros", compression="zstd") as producer:
+        for _ in range(12):
+            await producer.send(bytes(2 << 20))
+    read = 0
+    for queue in (await gateway.route("zeros")).message_queues:
+        offset, status = 0, int(api.OK)
+        while status == api.OK:
+            status, messages, offset = await pull(gateway, queue, offset)
+            sizes = [len(each.body) for each in messages]
+            assert sizes == [2 << 20] * len(sizes)
+            assert len(sizes) <= 4
+            read += len(sizes)
+    assert read == 12

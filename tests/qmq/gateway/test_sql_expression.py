@@ -9,13 +9,28 @@ from hypothesis import strategies as st
 from qmq.gateway.sql_expression import DEPTH_MAX, EXPRESSION_CHARS_MAX, all_of, any_of, condition_of, negated
 from qmq.gateway.status_codes import Refused
 
-ORDER = {"price": "12.5", "region": "Hangzhou", "TAGS": "red", "paid": "true", "note": "it's late", "order.id": "7"}
+ORDER = {
+    "price": "12.5",
+    "region": "Hangzhou",
+    "TAGS": "red",
+    "paid": "true",
+    "note": "it's late",
+    "order.id": "7",
+    "big": "9007199254740993",
+    "endless": "infinity",
+    "spelled": "1_000",
+}
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("price > 12", True),
+        ("big = 9007199254740993", True),
+        ("big = 9007199254740992", False),
+        ("big IN (9007199254740992)", False),
+        ("endless > 1", None),
+        ("spelled = 1000", None),
         ("price >= 12.5 and price <= 1.25e1", True),
         ("12 < price", True),
         ("price = 12.50", True),

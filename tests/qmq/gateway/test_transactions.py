@@ -12,8 +12,11 @@ from contextlib import aclosing
 import pytest
 from gateway_stub import GatewayStub, gateway_on, message, seconds
 
+from qmq.client.delayed_message import DelayedMessage
+from qmq.clock import SystemClock, time_of
 from qmq.gateway.gateway_config import GatewayConfig
-from qmq.gateway.half_messages import TransactionTiming
+from qmq.gateway.half_messages import CheckPlan, TransactionTiming
+from qmq.model import MessageId
 from qmq.proto.rocketmq import definition_pb2 as api
 from qmq.proto.rocketmq import service_pb2 as calls
 from qmq.testing import TestCluster, virtual
@@ -52,6 +55,45 @@ async def test_a_committed_message_comes_once_and_one_that_is_rolled_back_never(
     await gateway.ack(got)
     assert await end(gateway, "orders", committed, api.COMMIT) == api.OK
     assert not await gateway.receive("orders", wait_s=0.1)
+
+
+class WrongClock(SystemClock):
+    """A machine's clock that is ahead by so many hours, or behind."""
+
+    def __init__(self, hours: int) -> None:
+        self._ahead_ms = hours * 3_600_000
+
+    def time_ms(self) -> int:
+        return super().time_ms() + self._ahead_ms
+
+
+@pytest.mark.parametrize("hours", [24, -11])
+async def test_a_gateways_wrong_clock_delays_no_committed_message(hours: int) -> None:
+    async with TestCluster() as cluster, gateway_on(cluster, CONFIG, clock=WrongClock(hours)) as gateway:
+        committed = await half(gateway, "orders", b"commit")
+        assert await end(gateway, "orders", committed, api.COMMIT) == api.OK
+        [got] = await gateway.receive("orders")
+        assert got.body == b"commit"
+
+
+async def test_a_half_message_whose_limit_has_passed_is_refused_and_not_rolled_back() -> None:
+    async with TestCluster() as cluster, gateway_on(cluster, CONFIG, clock=WrongClock(-13)) as gateway:
+        answer = await gateway.send(message("orders", b"half", kind=api.TRANSACTION))
+        assert answer.status.code != api.OK
+        assert "check the clock" in answer.status.message
+
+
+def test_no_step_of_a_gateways_clock_ends_the_checks_or_hurries_them() -> None:
+    plan = CheckPlan(TransactionTiming(first_check_ms=6_000, pauses_ms=(10_000,)))
+    created_ms, day_ms = 1_800_000_000_000, 86_400_000
+    times = time_of(created_ms + day_ms), time_of(created_ms)
+    found = DelayedMessage("t", "orders", MessageId(1, 1, 0), *times, None, (), {}, None, 0, "half", "", "", "d1")
+    now_ms = 500_000
+    assert not plan.is_time(found, created_ms - day_ms, now_ms), "it is new, and the clock is behind"
+    assert plan.is_time(found, created_ms - day_ms, now_ms + 6_000)
+    plan.asked(found, now_ms + 6_000)
+    assert not plan.is_time(found, created_ms + day_ms, now_ms + 15_000), "the clock was set forward"
+    assert plan.is_time(found, created_ms - day_ms, now_ms + 16_000), "the clock was set back"
 
 
 async def test_what_was_decided_cannot_be_decided_otherwise(gateway: GatewayStub) -> None:

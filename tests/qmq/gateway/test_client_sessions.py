@@ -1,0 +1,40 @@
+"""The clients that a gateway knows are bounded, by number and by what each one takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from qmq.gateway import client_sessions
+from qmq.gateway.client_sessions import CLIENT_ID_CHARS_MAX, ClientSessions, TelemetryStream
+from qmq.gateway.status_codes import Refused
+
+
+async def _unread(_: object) -> None:
+    raise AssertionError("nothing is written")
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> ClientSessions:
+    monkeypatch.setattr(client_sessions, "SESSIONS_MAX", 3)
+    return ClientSessions(lambda: 0)
+
+
+def test_young_sessions_are_bounded_and_the_one_that_was_silent_for_longest_goes(few: ClientSessions) -> None:
+    for client in ("a", "b", "c", "a", "d"):
+        few.hear(client)
+    assert len(few) == 3
+    assert [few.is_alive(each) for each in "abcd"] == [True, False, True, True]
+
+
+def test_a_client_with_a_stream_keeps_its_place(few: ClientSessions) -> None:
+    for client in "abc":
+        few.hear(client).streams.append(TelemetryStream(_unread, lambda _: None))
+    with pytest.raises(Refused, match="3 clients"):
+        few.hear("d")
+    assert all(map(few.is_alive, "abc"))
+
+
+def test_a_long_client_id_is_refused(few: ClientSessions) -> None:
+    few.hear("x" * CLIENT_ID_CHARS_MAX)
+    with pytest.raises(Refused, match="at most 255"):
+        few.hear("x" * (CLIENT_ID_CHARS_MAX + 1))
