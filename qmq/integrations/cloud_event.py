@@ -20,6 +20,7 @@ from typing import Any, Final
 from urllib.parse import quote, unquote
 
 from qmq.errors import InvalidArgument
+from qmq.json_values import parse_json
 
 PREFIX: Final = "ce-"
 CONTENT_TYPE: Final = "content-type"
@@ -67,7 +68,7 @@ class Event:
         found: dict[str, Any] = dict(self.attributes)
         if is_json(self.attributes.get("datacontenttype", "application/json")):
             try:
-                return {**found, "data": json.loads(self.data)} if self.data else found
+                return {**found, "data": parse_json(self.data)} if self.data else found
             except ValueError:
                 pass
         return {**found, "data_base64": base64.b64encode(self.data).decode()}
@@ -110,7 +111,10 @@ def of_structured(found: object) -> Event:
     if isinstance(data, str) and not is_json(attributes.get("datacontenttype", "application/json")):
         return Event(attributes, data.encode("utf-8", "replace"))
     attributes.setdefault("datacontenttype", "application/json")
-    return Event(attributes, json.dumps(data).encode())
+    try:
+        return Event(attributes, json.dumps(data, allow_nan=False).encode())
+    except (ValueError, RecursionError) as cause:
+        raise InvalidArgument(f"the data is not JSON: {cause}") from None
 
 
 def of_batch(found: object) -> list[Event]:

@@ -78,7 +78,7 @@ class ClusterLink:
 
     def call_soon(self, function: Callable[..., object], *arguments: object) -> None:
         """Call a function in the loop's thread, without waiting for it."""
-        self._thread.loop.call_soon_threadsafe(function, *arguments)
+        self._thread.call_soon(function, *arguments)
 
     def wake(self) -> None:
         """Make the descriptor readable. From any thread."""
@@ -132,7 +132,8 @@ class ClusterLink:
         except UnknownSubject:
             return 0
         except UnknownGroup:  # a new group begins at the oldest message
-            return sum(self.run(self.client.queue_ends(subject)).values())
+            stored = self.run(self.client.metadata.find_subject(subject))
+            return 0 if stored is None else sum(each.next_sequence - each.start_sequence for each in stored.description.queues)
         return sum(each.waiting + each.requeued + (each.unacked + each.dying if is_unacked else 0) for each in found)
 
     def purge(self, subject: str) -> None:
@@ -184,7 +185,8 @@ class ClusterLink:
 
     async def _cancel(self, ids: list[str], keys: set[str]) -> int:
         if keys:
-            ids += [each.id async for each in self.client.delayed.list() if each.key_bytes is not None and each.key in keys]
+            wanted = {each.encode() for each in keys}  # other programs' keys may be any bytes
+            ids += [each.id async for each in self.client.delayed.list() if each.key_bytes in wanted]
         return await self._cancel_each(ids)
 
     async def _cancel_all(self, subject: str) -> int:
@@ -207,10 +209,8 @@ class ClusterLink:
         if not self.is_usable:
             return
         try:
-            if hasattr(self, "client"):
-                self.run(self.client.close())
+            self._thread.close(self.client.close if hasattr(self, "client") else None)
         finally:
-            self._thread.stop()
             signal, self.signal = self.signal, -1
             os.close(signal)
             _OPEN.discard(self)

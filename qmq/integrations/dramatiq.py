@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import dramatiq
 from dramatiq.broker import Consumer, MessageProxy
+from dramatiq.common import iter_queue
 from dramatiq.errors import ConnectionClosed, DecodeError, QueueJoinTimeout, QueueNotFound
 
 import qmq
@@ -27,6 +28,15 @@ from qmq.integrations.cluster_link import ClusterLink
 log = logging.getLogger("qmq.integrations")
 
 CONNECT_S: Final = 10.0
+_FIELDS: Final = {
+    "queue_name": str,
+    "actor_name": str,
+    "args": tuple,
+    "kwargs": dict,
+    "options": dict,
+    "message_id": str,
+    "message_timestamp": int,
+}
 
 
 @contextmanager
@@ -56,6 +66,7 @@ class DramatiqBroker(dramatiq.Broker):
     ) -> None:
         """The subject of a queue is `prefix` and its name; `connect` are options of `qmq.connect`."""
         super().__init__(middleware=middleware)
+        self.add_middleware(_Stopping())
         self.group, self._prefix = group, prefix
         self._addresses, self._connect = addresses, connect
         self._link: ClusterLink | None = None
@@ -145,6 +156,19 @@ class DramatiqBroker(dramatiq.Broker):
             raise QueueNotFound(queue_name)
 
 
+class _Stopping(dramatiq.Middleware):
+    """A worker that is asked to stop takes no more messages, and returns those that it has not begun. Dramatiq's own would do both only
+    after the last running task, for which other workers would wait.
+    """
+
+    def before_worker_shutdown(self, broker: dramatiq.Broker, worker: dramatiq.Worker) -> None:
+        for each in worker.consumers.values():
+            if isinstance(each.consumer, QueueConsumer):
+                each.consumer.drain()
+        for item in iter_queue(worker.work_queue):
+            worker.consumers[item.message.queue_name].requeue_messages([item.message])
+
+
 class ReceivedMessage(MessageProxy):
     """Dramatiq's message, with the QMQ message that carried it."""
 
@@ -159,6 +183,7 @@ class QueueConsumer(Consumer):
     def __init__(self, link: ClusterLink, subject: str, group: str, prefetch: int, timeout: timedelta) -> None:
         self._link, self._prefetch, self._timeout = link, prefetch, timeout
         self._ready: deque[qmq.Message] = deque()
+        self._is_draining = False
         link.ensure(subject)
         self._consumer: qmq.Consumer = link.call(
             lambda: link.client.consumer(subject, group, ack="explicit", prefetch=prefetch, expired="skip")
@@ -170,8 +195,11 @@ class QueueConsumer(Consumer):
                 self._ready.extend(self._link.run(self._consumer.pull(self._prefetch, self._timeout)))
         while self._ready:
             received = self._ready.popleft()
+            if self._is_draining:
+                self._link.call_soon(received.release)
+                continue
             try:
-                return ReceivedMessage(dramatiq.Message.decode(received.body), received)
+                return ReceivedMessage(decoded(received.body), received)
             except DecodeError as error:
                 log.error("%r goes to the dead-letter queue: %s", received, error)
                 self._link.call_soon(received.reject, str(error))
@@ -189,6 +217,11 @@ class QueueConsumer(Consumer):
         for each in messages:
             self._link.call_soon(_received(each).release)
 
+    def drain(self) -> None:
+        """Take no more messages. From any thread."""
+        self._is_draining = True
+        self._link.call_soon(self._consumer.drain)
+
     def close(self) -> None:
         """Return the messages that the worker has not taken, and leave the group."""
 
@@ -199,6 +232,15 @@ class QueueConsumer(Consumer):
 
         with _as_dramatiq_says():
             self._link.run(leave())
+
+
+def decoded(body: bytes) -> dramatiq.Message[Any]:
+    """Raises DecodeError, also for fields with other types than a worker uses before it has a task that could fail."""
+    message: dramatiq.Message[Any] = dramatiq.Message.decode(body)
+    for name, kind in _FIELDS.items():
+        if not isinstance(getattr(message, name), kind):
+            raise DecodeError(f"{name} is no {kind.__name__}", body, None)
+    return message
 
 
 def _received(message: MessageProxy) -> qmq.Message:

@@ -6,12 +6,14 @@ import re
 from collections.abc import Mapping
 
 from qmq.errors import InvalidArgument
+from qmq.text_numbers import whole_number
 
 Positions = Mapping[tuple[str, int], int]
 """The next sequence of each queue, by broker group and partition."""
 
+_PARTITION_MAX = (1 << 31) - 1
 _LINE_END = re.compile(r"\r\n|\r|\n")
-_POSITION = re.compile(r"([^/,]+)/(-?\d+)/(\d+)")
+_POSITION = re.compile(r"([^/,]+)/([^/,]+)/([^/,]+)")
 
 
 def event(id: str, data: str) -> str:
@@ -29,7 +31,9 @@ def positions_of(text: str) -> dict[tuple[str, int], int]:
     found = {}
     for each in text.split(",") if text else ():
         match = _POSITION.fullmatch(each)
-        if match is None:
-            raise InvalidArgument(f"Last-Event-ID is {text!r}, which is not an id of these events: leave it out to start now")
-        found[match[1], int(match[2])] = int(match[3])
+        partition = whole_number(match[2].removeprefix("-"), _PARTITION_MAX) if match else None
+        sequence = whole_number(match[3]) if match else None
+        if match is None or partition is None or sequence is None:
+            raise InvalidArgument(f"Last-Event-ID is {text[:200]!r}, which is not an id of these events: leave it out to start now")
+        found[match[1], -partition if match[2].startswith("-") else partition] = sequence
     return found

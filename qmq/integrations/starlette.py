@@ -92,6 +92,7 @@ class QmqLifespan:
                 finally:
                     self._client = None
                     watching.cancel()
+                    await asyncio.gather(watching, return_exceptions=True)
 
     async def _watch(self, listening: Listening) -> None:
         try:

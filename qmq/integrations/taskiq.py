@@ -8,18 +8,23 @@ docs/integrations/taskiq.md is the tutorial.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from datetime import UTC, timedelta
 from typing import Any, Final
 
-from taskiq import AckableMessage, AsyncBroker, BrokerMessage, ScheduledTask, ScheduleSource
+from taskiq import AckableMessage, AsyncBroker, BrokerMessage, ScheduledTask, ScheduleSource, SmartRetryMiddleware
 from taskiq.message import TaskiqMessage
 
 import qmq
 from qmq.errors import InvalidArgument, MessageNotFound, TooLate
 
+log = logging.getLogger("qmq.taskiq")
+
 DELAY: Final = "delay"
 """The label with the seconds until a task begins."""
+RETRIES: Final = "_retries"
+"""The label with which Taskiq's middlewares count the retries of a task; its first run has none."""
 
 
 class QmqBroker(AsyncBroker):
@@ -46,7 +51,9 @@ class QmqBroker(AsyncBroker):
         return self._mq
 
     async def startup(self) -> None:
-        """Make the client; it connects when it is first used."""
+        """Make the client, for the event loop that runs; it connects when it is first used."""
+        if self._mq is not None:
+            await self._mq.close()
         self._mq = qmq.connect(self._addresses, **self._connect)
         await super().startup()
 
@@ -60,14 +67,40 @@ class QmqBroker(AsyncBroker):
     async def kick(self, message: BrokerMessage) -> None:
         """Store a task on a majority of the replicas. Raises as `Client.send`."""
         delay = message.labels.get(DELAY)
-        later = None if delay is None else timedelta(seconds=float(delay))
+        later = None if delay is None or self._is_pause(message) else timedelta(seconds=float(delay))
         await self.mq.send(self.subject, message.message, key=message.task_id, delay=later)
 
+    def _is_pause(self, message: BrokerMessage) -> bool:
+        """Whether the label `delay` is that of the task's declaration, which SmartRetryMiddleware takes for the pause before a retry."""
+        if RETRIES in message.labels or not any(isinstance(each, SmartRetryMiddleware) for each in self.middlewares):
+            return False
+        task = self.find_task(message.task_name)
+        return task is not None and DELAY in task.labels and str(task.labels[DELAY]) == str(message.labels[DELAY])
+
     async def listen(self) -> AsyncGenerator[AckableMessage, None]:
-        """Receive tasks."""
-        async with self.mq.consumer(self.subject, self.group, ack="explicit", prefetch=self.prefetch, expired="skip") as consumer:
+        """Receive tasks. When the caller stops, tasks that it did not get return to the group at once; those that it got stay its own until
+        each has its verdict or the broker shuts down.
+
+        Taskiq acknowledges what it cannot run. Therefore a message that is no task goes to the dead-letter queue here, and a task that this
+        worker does not know is handed out again, as after a failure: another worker may know it.
+        """
+        consumer = self.mq.consumer(self.subject, self.group, ack="explicit", prefetch=self.prefetch, expired="skip")
+        try:
             async for message in consumer:
+                try:
+                    task = self.formatter.loads(message=message.body)
+                    task.parse_labels()
+                except Exception as cause:  # any formatter, any body
+                    log.warning("message %s is no task, it goes to the dead-letter queue: %s", message.id, cause)
+                    message.reject(cause)
+                    continue
+                if self.find_task(task.task_name) is None:
+                    log.warning("this worker does not know task %r: it is handed out again", task.task_name)
+                    message.nack(error=f"no worker knows task {task.task_name!r}")
+                    continue
                 yield AckableMessage(data=message.body, ack=message.ack)
+        finally:
+            consumer.drain()
 
 
 class QmqScheduleSource(ScheduleSource):

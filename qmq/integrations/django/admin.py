@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from django.contrib import admin, messages
 
+from qmq.clock import time_of
 from qmq.integrations.django.models import OutboxEntry, TaskRecord
 from qmq.sql.outbox_tables import ASIDE, WAITING
 
@@ -30,11 +31,11 @@ class OutboxEntryAdmin(admin.ModelAdmin):
 
     @admin.display(description="created")
     def created(self, row: OutboxEntry) -> datetime:
-        return datetime.fromtimestamp(row.create_time_ms / 1000, UTC)
+        return time_of(row.create_time_ms)
 
     @admin.display(description="due")
     def due(self, row: OutboxEntry) -> datetime | None:
-        return None if row.due_ms is None else datetime.fromtimestamp(row.due_ms / 1000, UTC)
+        return None if row.due_ms is None else time_of(row.due_ms)
 
     @admin.action(description="Send again what was set aside", permissions=["delete"])
     def retry(self, request: Any, rows: Any) -> None:

@@ -108,12 +108,12 @@ class QmqBroker(QmqRegistrator, BrokerUsecase[Raw, qmq.Client, QmqBrokerConfig])
             await client.close()
 
     async def ping(self, timeout: float | None = None) -> bool:
-        """Whether a metaserver answers."""
+        """Whether a metaserver answers, and knows who this is. That needs no right."""
         if self._connection is None:
             return False
         try:
             async with asyncio.timeout(timeout):
-                await self._connection.metadata.cluster()
+                await self._connection.access.whoami()
         except (qmq.QmqError, TimeoutError):
             return False
         return True

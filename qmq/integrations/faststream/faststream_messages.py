@@ -12,6 +12,7 @@ import qmq
 from qmq.client.any_message import AnyMessage, fail
 from qmq.client.message import Messages
 from qmq.client.ordered.ordered_messages import OrderedMessages
+from qmq.client.payloads import Undecodable
 
 CONTENT_TYPE: Final = "content-type"
 CORRELATION_ID: Final = "correlation_id"
@@ -101,8 +102,8 @@ async def parse_message(message: Any) -> QmqMessage:
 
 
 async def decode(message: StreamMessage[Any]) -> Any:
-    """The body as JSON, text or bytes, by its content type."""
-    return decode_message(message)
+    """The body as JSON, text or bytes, by its content type. Raises Undecodable."""
+    return _decoded(message)
 
 
 async def parse_batch(batch: MessageBatch) -> QmqMessage:
@@ -113,7 +114,16 @@ async def parse_batch(batch: MessageBatch) -> QmqMessage:
 
 async def decode_batch(message: StreamMessage[Any]) -> list[Any]:  # FastStream knows a batch by this name
     """The bodies, each by its own content type."""
-    return [decode_message(await parse_message(each)) for each in message.raw_message]
+    return [_decoded(await parse_message(each)) for each in message.raw_message]
+
+
+def _decoded(message: StreamMessage[Any]) -> Any:
+    try:
+        return decode_message(message)
+    except (ValueError, RecursionError) as failure:
+        if not message.content_type:
+            return message.body  # nobody said that it is JSON
+        raise Undecodable(f"{type(failure).__name__}: {failure}") from failure
 
 
 def _headers(message: Any) -> dict[str, str]:

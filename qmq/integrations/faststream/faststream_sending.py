@@ -174,11 +174,22 @@ class QmqProducer(ProducerProto[QmqPublishCommand]):
         for place, (body, content_type) in enumerate(encoded):
             own = cmd.options(place)
             named = {CONTENT_TYPE: content_type, CORRELATION_ID: own.correlation_id or cmd.correlation_id, REPLY_TO: cmd.reply_to}
-            headers = {name: value for name, value in named.items() if value}
-            headers |= {name: str(value) for name, value in (cmd.headers | own.headers).items()}
+            headers: dict[str, str | bytes] = {name: value for name, value in named.items() if value}
+            headers |= {name: header_value(name, value) for name, value in (cmd.headers | own.headers).items()}
             contents.append(LocalMessage(body, own.key if own.key is not None else cmd.key, own.tags or cmd.tags, headers))
             delays.append(own.delay if own.delay is not None else cmd.delay)
         return contents, delays
+
+
+def header_value(name: str, value: object) -> str | bytes:
+    """Bytes and text as they are, numbers as text. Raises InvalidArgument for other values, whose text no reader could take back."""
+    if isinstance(value, str | bytes):
+        return value
+    if isinstance(value, int | float):
+        return str(value)
+    raise qmq.errors.InvalidArgument(
+        f"the header {name!r} is str, bytes or a number, not {type(value).__name__}: leave out what has no value"
+    )
 
 
 class QmqBrokerConfig(BrokerConfig):

@@ -132,10 +132,14 @@ class SubjectSubscriber(SubscriberUsecase[Raw]):
                 stack.enter_context(self._client.interceptors.handling(each, self.group))
             await self.consume(raw)
         if not raw.is_settled and self.ack_policy is not AckPolicy.MANUAL:
-            fail_raw(raw, error="the handler did not get the message")  # it cannot be decoded, or the subscriber stopped
+            fail_raw(raw, error="the handler did not get the message")  # it cannot be decoded
 
     async def stop(self) -> None:
-        """Let handlers finish, for the broker's `graceful_timeout`, and leave the group."""
+        """Take no more messages, let handlers finish, for the broker's `graceful_timeout`, and leave the group."""
+        if isinstance(self._consumer, qmq.Consumer):
+            self._consumer.drain()
+        elif isinstance(self._consumer, qmq.OrderedConsumer):
+            self._consumer.pause()
         await super().stop()
         workers, self._workers = self._workers, []
         # A handler that raises StopConsume stops its own subscriber: its worker ends by itself.

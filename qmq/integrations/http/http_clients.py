@@ -1,14 +1,19 @@
-"""A client of the cluster for each token that callers present, so that rules, quotas and the audit log see the caller."""
+"""A client of the cluster for each token that callers present, so that rules, quotas and the audit log see the caller.
+
+A token takes a place here only after the cluster said whose it is, and before the request's body is read: made-up tokens take nothing.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
 import qmq
 from qmq.errors import NotAuthenticated, QuotaExceeded
+from qmq.fair_share import payer
 from qmq.integrations.http.group_receipts import GroupReceipts
 
 CLIENTS_MAX: Final = 200
@@ -21,8 +26,9 @@ Connect = Callable[[str], qmq.Client]
 class HttpCaller:
     """The client of one token, with the groups that it reads."""
 
-    def __init__(self, client: qmq.Client) -> None:
-        self.client = client
+    def __init__(self, client: qmq.Client, principal: str) -> None:
+        """`principal` is "" for all callers without a token."""
+        self.client, self.principal = client, principal
         self.requests = 0
         """Under way."""
         self._groups: dict[tuple[str, str], GroupReceipts] = {}
@@ -63,15 +69,14 @@ class HttpClients:
         """The callers by the token's digest; the one that asked last is at the end."""
 
     @asynccontextmanager
-    async def caller(self, authorization: str | None) -> AsyncIterator[HttpCaller]:
-        """The caller of a request, by the header `authorization: Bearer TOKEN`. Raises NotAuthenticated, QuotaExceeded."""
+    async def caller(self, authorization: str | None, attempt: Callable[[], None] = lambda: None) -> AsyncIterator[HttpCaller]:
+        """The caller of a request, by the header `authorization: Bearer TOKEN`. `attempt` is called before the cluster is asked whose token
+        it is, and may raise an error instead. Raises NotAuthenticated, QuotaExceeded, NotConnected.
+        """
         token = self._token(authorization)
         digest = hashlib.sha256(token.encode()).digest()
-        found = self._callers.pop(digest, None)
-        if found is None:
-            await self._make_room()
-            found = HttpCaller(self._connect(token))
-        self._callers[digest] = found
+        found = self._callers.get(digest) or await self._admitted(token, digest, attempt)
+        self._callers[digest] = self._callers.pop(digest, found)
         found.requests += 1
         try:
             yield found
@@ -84,6 +89,25 @@ class HttpClients:
             if found is not self._callers.get(digest) and not found.requests:
                 await found.close()
 
+    async def _admitted(self, token: str, digest: bytes, attempt: Callable[[], None]) -> HttpCaller:
+        """A new caller, or the one that another request with this token made meanwhile."""
+        if token:
+            attempt()
+        client, principal = self._connect(token), ""
+        try:
+            if token:
+                principal = (await client.access.whoami()).principal
+            if digest not in self._callers:
+                await self._make_room(principal)
+        except BaseException:
+            await client.close()
+            raise
+        if digest in self._callers:
+            await client.close()
+            return self._callers[digest]
+        made = self._callers[digest] = HttpCaller(client, principal)
+        return made
+
     def _token(self, authorization: str | None) -> str:
         if authorization is None:
             if not self._allows_anonymous:
@@ -95,13 +119,17 @@ class HttpClients:
             raise NotAuthenticated("the header is `authorization: Bearer TOKEN`")
         return token
 
-    async def _make_room(self) -> None:
+    async def _make_room(self, principal: str) -> None:
+        """End an idle caller if all places are taken; without one, a caller of the principal with the most, if that has more than this."""
         if len(self._callers) < CLIENTS_MAX:
             return
-        idle = next((digest for digest, each in self._callers.items() if each.is_idle), None)
-        if idle is None:
-            raise QuotaExceeded(f"{CLIENTS_MAX} callers are connected, the limit: try again later")
-        await self._callers.pop(idle).close()
+        ending = next((digest for digest, each in self._callers.items() if each.is_idle), None)
+        if ending is None:
+            ending = payer((digest, each.principal, 1) for digest, each in self._callers.items())
+            has = Counter(each.principal for each in self._callers.values())
+            if has[self._callers[ending].principal] <= has[principal] + 1:
+                raise QuotaExceeded(f"{CLIENTS_MAX} callers are connected, the limit: try again later")
+        await self._callers.pop(ending).close()
 
     async def close(self) -> None:
         """Give back the messages of all callers, and disconnect."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from qmq import limits
 from qmq.errors import InvalidArgument
 from qmq.integrations import cloud_event
 from qmq.integrations.cloud_event import Event
+from qmq.json_values import parse_json
 
 MESSAGES_MAX: Final = 100
 WAIT_S_MAX: Final = 30.0
@@ -116,8 +116,8 @@ def _delay(given: object) -> timedelta | None:
 
 def _json(body: bytes) -> Any:
     try:
-        return json.loads(body)
-    except (ValueError, RecursionError) as cause:
+        return parse_json(body)
+    except ValueError as cause:
         raise InvalidArgument(f"the body is not JSON: {cause}") from None
 
 

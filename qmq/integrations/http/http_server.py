@@ -8,6 +8,7 @@ from typing import Final
 
 from qmq.integrations.http.http_clients import Connect, HttpClients
 from qmq.integrations.http.http_site import HttpSite
+from qmq.text_numbers import joined
 from qmq.web_server import WebServer
 
 CONNECTIONS_MAX: Final = 1_000
@@ -44,7 +45,7 @@ class HttpServer:
     @property
     def url(self) -> str:
         """The address for callers."""
-        return f"{'http' if self._config.tls_cert is None else 'https'}://{self._config.host}:{self.port}"
+        return f"{'http' if self._config.tls_cert is None else 'https'}://{joined(self._config.host, self.port)}"
 
     async def start(self) -> None:
         """Listen, and serve until `stop`."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
+import logging
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -17,10 +20,15 @@ from qmq import errors, limits
 from qmq.client.any_message import AnyMessage
 from qmq.integrations import cloud_event
 from qmq.integrations.http.http_clients import HttpCaller, HttpClients
-from qmq.integrations.http.http_requests import HttpMessage, SendOptions, messages_of, receive_of, send_options, settle_of
+from qmq.integrations.http.http_requests import HttpMessage, SendOptions, Settle, messages_of, receive_of, send_options, settle_of
 from qmq.integrations.http.openapi import document
+from qmq.web_server import attempt, proven
+
+log = logging.getLogger("qmq.integrations")
 
 BODY_BYTES_MAX: Final = limits.BATCH_BYTES_MAX
+ANSWER_BYTES: Final = 8 * limits.MIB
+"""An answer ends with the message whose body reaches this size: bodies may be small on disk and large when they are decompressed."""
 STATUSES: Final[tuple[tuple[type[qmq.QmqError], int], ...]] = (
     (errors.NotAuthenticated, 401),
     (errors.AccessDenied, 403),
@@ -52,7 +60,10 @@ class HttpSite:
 
     async def _answer(self, handler: Handler, request: Request) -> Response:
         try:
-            async with self._clients.caller(request.headers.get("authorization")) as caller:
+            _require_no_page(request.headers)
+            async with self._clients.caller(request.headers.get("authorization"), partial(attempt, request.scope)) as caller:
+                if caller.principal:
+                    proven(request.scope)
                 return JSONResponse(await handler(caller, request, await _body(request)))
         except qmq.QmqError as failure:
             return _refusal(failure)
@@ -62,6 +73,12 @@ class HttpSite:
     async def close(self) -> None:
         """Give back held messages, and disconnect."""
         await self._clients.close()
+
+
+def _require_no_page(headers: Headers) -> None:
+    """Browsers name the site whose page sent a request, also if its name was made to lead here (DNS rebinding). Raises AccessDenied."""
+    if "origin" in headers or headers.get("sec-fetch-site", "none") != "none":
+        raise errors.AccessDenied("a page in a browser sent this: send from the page's own server, or let a proxy check and remove Origin")
 
 
 async def _openapi(_: Request) -> Response:
@@ -101,10 +118,23 @@ async def _receive(caller: HttpCaller, request: Request, body: bytes) -> dict[st
         if not isinstance(failure, errors.QuotaExceeded):
             await caller.leave(subject, group)
         raise
-    return {"messages": [_shown(receipt, message) for receipt, message in found.items()]}
+    shown: list[dict[str, Any]] = []
+    size = 0
+    for receipt, message in found.items():
+        if size >= ANSWER_BYTES:
+            caller.group(subject, group).settle(Settle([receipt], "release", None, ""))
+            continue
+        size += len(message.body)
+        try:
+            shown.append(message_fields(receipt, message))
+        except Exception as failure:  # this message fails its attempt alone
+            log.exception("message %s of %s cannot be written as JSON", message.id, subject)
+            caller.group(subject, group).settle(Settle([receipt], "nack", timedelta(0), f"no JSON: {failure!r}"))
+    return {"messages": shown}
 
 
-def _shown(receipt: str, message: AnyMessage) -> dict[str, Any]:
+def message_fields(receipt: str, message: AnyMessage) -> dict[str, Any]:
+    """A message in an answer, as values of JSON."""
     headers = {name: value.decode("utf-8", "replace") for name, value in message.headers.items()}
     key = message.key_bytes
     shown = {
@@ -136,6 +166,6 @@ async def _settle(caller: HttpCaller, request: Request, body: bytes) -> dict[str
 
 def _refusal(failure: qmq.QmqError) -> Response:
     status = next((code for kind, code in STATUSES if isinstance(failure, kind)), 503)
-    headers = {"www-authenticate": "Bearer"} if status == 401 else {"retry-after": "1"} if status == 503 else None
+    headers = {"www-authenticate": "Bearer"} if status == 401 else {"retry-after": "1"} if status in (429, 503) else None
     found = {"code": failure.code, "error": failure.message, "outcome": failure.outcome.name.lower()}
     return JSONResponse(found, status, headers)

@@ -33,7 +33,7 @@ class Arrivals:
         """`broadcast` is the name under which this reader gets every message."""
         self.subject, self.group = subject, group
         self.arrived: deque[qmq.Message] = deque()
-        self.failure: qmq.QmqError | None = None
+        self.failure: Exception | None = None
         self.has_looked = False
         """Whether this reader has pulled from the brokers once."""
         self._link = link
@@ -67,7 +67,7 @@ class Arrivals:
                 self.has_looked = True
                 self.arrived.extend(found)
                 self._link.wake()
-        except qmq.QmqError as failure:
+        except Exception as failure:  # the thread that drains the channel raises it
             self.failure = failure
             self._link.wake()
 
@@ -92,14 +92,22 @@ class Arrivals:
         """Change the largest number of held messages."""
         self._link.call(lambda: self._consumer.limit(prefetch))
 
+    def drain(self) -> None:
+        """Receive no more, and return messages that were not taken. Those that were taken may still be settled."""
+        self._link.call(self._drain)
+
+    def _drain(self) -> None:
+        if self._pump is not None:
+            self._pump.cancel()
+        while self.arrived:
+            self.arrived.popleft().release()
+        self._consumer.drain()
+
     def close(self) -> None:
         """Return messages that were not taken, and leave the group."""
 
         async def leave() -> None:
-            if self._pump is not None:
-                self._pump.cancel()
-            while self.arrived:
-                self.arrived.popleft().release()
+            self._drain()
             await self._consumer.close()
 
         self._link.run(leave())

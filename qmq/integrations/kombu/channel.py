@@ -11,6 +11,7 @@ eta of a task               a delayed message; `revoke` cancels it
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -29,6 +30,8 @@ from qmq.integrations.kombu.stream_queues import UNLIMITED, StreamQueues
 
 if TYPE_CHECKING:
     from qmq.integrations.cluster_link import ClusterLink
+
+log = logging.getLogger("qmq.integrations")
 
 DEFAULT_LEASE: Final = timedelta(seconds=30)
 STREAMS: Final = ("celeryev*", "*.pidbox")
@@ -51,6 +54,8 @@ class Channel(virtual.Channel):
         super().__init__(connection, **kwargs)
         self._readers: dict[str, list[Arrivals]] = {}
         """The readers by queue. For a queue with priorities, the highest comes first."""
+        self._leaving: list[Arrivals] = []
+        """Readers of cancelled consumers whose messages may have no verdict yet."""
         self._streams: StreamQueues = connection.streams
         self._held: dict[str, qmq.Message] = {}
         """Messages without a verdict, by delivery tag."""
@@ -177,14 +182,26 @@ class Channel(virtual.Channel):
         """Consume from a queue."""
         readers = self._readers_of(queue)
         super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
-        if no_ack:
-            deliver = self.connection._callbacks[queue]
+        deliver = self.connection._callbacks[queue]
 
-            def settled(raw: dict[str, Any]) -> object:
-                self._settle(raw["properties"]["delivery_tag"], qmq.Message.ack_later)
+        def handed_over(raw: dict[str, Any]) -> object:
+            tag = raw["properties"]["delivery_tag"]
+            if no_ack:
+                self._settle(tag, qmq.Message.ack_later)
+            try:
                 return deliver(raw)
+            except (*self.connection.connection_errors, *self.connection.channel_errors):
+                raise
+            except Exception:
+                if "task" not in raw["headers"] or tag not in self._held:
+                    raise
+                # Celery reads a task's body before it has a request whose failure it could report: such a message would end one worker
+                # after another.
+                log.exception("a task of %s goes to the dead-letter queue: the worker could not read it", queue)
+                self.basic_reject(tag)
+                return None
 
-            self.connection._callbacks[queue] = settled
+        self.connection._callbacks[queue] = handed_over
         for each in readers:
             each.start()
         self.link.wake()
@@ -197,13 +214,17 @@ class Channel(virtual.Channel):
             self._leave(queue)
 
     def _leave(self, queue: str) -> None:
-        """Close the readers of a queue, unless one of their messages has no verdict: then they stay until the channel's end."""
-        readers = self._readers.get(queue, [])
-        subjects = {each.subject for each in readers}
-        if not any(each.subject in subjects for each in self._held.values()):
-            self._readers.pop(queue, None)
-            for each in readers:
-                each.close()
+        """The readers of a queue receive no more. Those whose messages all have a verdict leave the group; the others stay in it, because
+        it would hand out their messages again.
+        """
+        readers = self._readers.pop(queue, [])
+        for each in readers:
+            each.drain()
+        self._leaving += readers
+        unsettled = {each.subject for each in self._held.values()}
+        for each in [each for each in self._leaving if each.subject not in unsettled]:
+            self._leaving.remove(each)
+            each.close()
 
     def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:
         """Hold at most `prefetch_count` messages of each queue without a verdict."""
@@ -242,10 +263,10 @@ class Channel(virtual.Channel):
         """The message in kombu's form; None if it has expired, or is not for this queue."""
         tag = self._next_delivery_tag()
         try:
-            found = envelope.unpacked(message.body, message.headers[envelope.HEADER], tag=tag, attempt=message.attempt)
-        except (KeyError, ValueError) as failure:
+            found = envelope.unpacked(message.body, message.headers.get(envelope.HEADER, b""), tag=tag, attempt=message.attempt)
+        except envelope.NotKombu as failure:
             warnings.warn(f"a message of {message.subject} was not sent by kombu and goes to the dead-letter queue", stacklevel=1)
-            self.link.call_soon(message.reject, f"no message of kombu: {failure!r}")
+            self.link.call_soon(message.reject, f"no message of kombu: {failure}")
             return None
         pattern = self._streams.pattern(queue)
         is_wanted = pattern is None or self.typeof_topic._match(pattern, found["properties"]["delivery_info"].get("routing_key", ""))
@@ -302,6 +323,6 @@ class Channel(virtual.Channel):
 
     def _close_readers(self) -> None:
         while self._readers:
-            _, readers = self._readers.popitem()
-            for each in readers:
-                each.close()
+            self._leaving += self._readers.popitem()[1]
+        while self._leaving:
+            self._leaving.pop().close()

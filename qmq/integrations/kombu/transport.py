@@ -3,18 +3,57 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from datetime import timedelta
 from queue import Empty
 from typing import Any, Final
 
 from kombu.transport import virtual
 
 import qmq
+from qmq.client.message_checks import texts
+from qmq.errors import InvalidArgument
 from qmq.integrations.cluster_link import ClusterLink
 from qmq.integrations.kombu.channel import Channel
 from qmq.integrations.kombu.stream_queues import StreamQueues
+from qmq.network import Address
 
 DEFAULT_PORT: Final = 20880
 CONNECT_S: Final = 5.0
+DELIVERY_TIMEOUT: Final = timedelta(seconds=20)
+OWN_OPTIONS: Final = ("retention", "group", "prefix", "lease", "priority_steps", "stream_exchanges", "tls", "delivery_timeout")
+KOMBUS_OPTIONS: Final = (
+    *("max_retries", "interval_start", "interval_step", "interval_max", "connect_retries_timeout", "errback", "callback"),
+    *("confirm_publish", "body_encoding", "deadletter_queue"),
+)
+"""Transport options that kombu itself reads; and `confirm_publish`, which every publish to QMQ is."""
+PRIORITY_MAX: Final = 255
+
+
+def _check(params: Any, options: Mapping[str, Any]) -> None:
+    """Raises InvalidArgument for a setting that would be ignored."""
+    unknown = sorted(set(options) - {*OWN_OPTIONS, *KOMBUS_OPTIONS})
+    if unknown:
+        raise InvalidArgument(f"QMQ has no transport options {', '.join(unknown)}: it has {', '.join(OWN_OPTIONS)}")
+    for name in ("group", "prefix"):
+        if not isinstance(options.get(name, ""), str):
+            raise InvalidArgument(f"the transport option {name} is a text, not {options[name]!r}")
+    texts("the transport option stream_exchanges", options.get("stream_exchanges", ()))
+    steps = options.get("priority_steps", ())
+    if not isinstance(steps, list | tuple) or not all(type(each) is int and 0 <= each <= PRIORITY_MAX for each in steps):
+        raise InvalidArgument(f"the transport option priority_steps is a list of numbers from 0 to {PRIORITY_MAX}, not {steps!r}")
+    if options.get("confirm_publish", True) is not True:
+        raise InvalidArgument("QMQ confirms every publish: leave the transport option confirm_publish out")
+    for name in ("retention", "lease", "delivery_timeout"):
+        found = options.get(name)
+        if found is not None and (not isinstance(found, timedelta) or found <= timedelta(0)):
+            raise InvalidArgument(f"the transport option {name} is a timedelta longer than 0, not {found!r}")
+    if params.virtual_host not in (None, "", "/"):
+        raise InvalidArgument(f"a URL of QMQ has no path, and this one has {params.virtual_host!r}: use the transport option prefix")
+    if params.ssl:
+        raise InvalidArgument("QMQ does not read kombu's `ssl` (Celery's broker_use_ssl): use the transport option tls, a qmq.Tls")
+    if params.userid and not params.password:
+        raise InvalidArgument("a URL of QMQ has no user, and its password is the token: write qmq://:TOKEN@host")
 
 
 class Transport(virtual.Transport):
@@ -30,6 +69,8 @@ class Transport(virtual.Transport):
     stream_exchanges  patterns of exchanges whose messages are for the queues that are bound at the moment, whichever process bound them, as
                       fan-outs' are; default: those of Celery's events and remote control
     tls               a `qmq.Tls`
+    delivery_timeout  a timedelta: how long a message may take to be stored before its sender gets an error; default 20 s. Celery sends it
+                      again then, unless `retry=False`
     """
 
     Channel = Channel
@@ -58,14 +99,21 @@ class Transport(virtual.Transport):
         return qmq.__version__
 
     def establish_connection(self) -> Transport:
-        """Connect. Raises NotConnected, NotAuthenticated."""
+        """Connect. Raises NotConnected, NotAuthenticated, and InvalidArgument for a setting that would be ignored."""
         params: Any = self.client
         options = params.transport_options
-        address = f"{params.hostname or 'localhost'}:{params.port or self.default_port}"
+        _check(params, options)
+        address = str(Address(params.hostname or "localhost", int(params.port or self.default_port)))
         retention = options.get("retention")
 
         def connect() -> qmq.Client:
-            return qmq.connect(address, state_dir=False, tls=options.get("tls"), token=params.password or None)
+            return qmq.connect(
+                address,
+                state_dir=False,
+                tls=options.get("tls"),
+                token=params.password or None,
+                delivery_timeout=options.get("delivery_timeout", DELIVERY_TIMEOUT),
+            )
 
         self._link = ClusterLink(
             connect, params.connect_timeout or CONNECT_S, None if retention is None else int(retention.total_seconds() * 1000)

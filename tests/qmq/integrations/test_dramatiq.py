@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -80,6 +81,37 @@ def test_actors_retry_until_they_succeed(broker: DramatiqBroker) -> None:
     assert len(attempts) == 4
 
 
+def test_a_worker_that_stops_finishes_its_task_and_leaves_the_rest_to_others(broker: DramatiqBroker, address: str) -> None:
+    runs: list[int] = []
+    begun, may_end = threading.Event(), threading.Event()
+
+    def work(number: int) -> None:
+        runs.append(number)
+        begun.set()
+        assert may_end.wait(SOON_MS / 1000)
+
+    task = actor(broker, work)
+    for number in range(3):
+        task.send(number)
+    with working(broker, threads=1) as worker:
+        assert begun.wait(SOON_MS / 1000)
+        stopping = threading.Thread(target=worker.stop)
+        stopping.start()
+        try:
+            with qmq.blocking.connect(address, state_dir=False) as mq:
+                other = mq.consumer(broker.subject("default"), broker.group, ack="explicit")
+                found: list[Any] = []
+                while len(found) < 2:
+                    found += other.pull(10, timedelta(milliseconds=100))
+                assert sorted((dramatiq.Message.decode(each.body).args, each.attempt) for each in found) == [((1,), 1), ((2,), 1)]
+                task.send(3)
+                assert [dramatiq.Message.decode(each.body).args for each in other.pull(1)] == [(3,)]
+        finally:
+            may_end.set()
+            stopping.join()
+    assert runs == [0]
+
+
 def test_delayed_messages_run_when_each_is_due(broker: DramatiqBroker) -> None:
     results: list[int] = []
     append = actor(broker, results.append)
@@ -132,13 +164,15 @@ def test_messages_belonging_to_missing_actors_are_dead_lettered(broker: Dramatiq
 def test_messages_that_cannot_be_decoded_are_dead_lettered(broker: DramatiqBroker, address: str) -> None:
     results: list[int] = []
     append = actor(broker, results.append)
+    odd = [b"no JSON", b"[]", b"5", b"[" * 3_000, append.message(1).encode().replace(b'"default"', b"[]")]
     with qmq.blocking.connect(address) as mq:
-        mq.send(broker.subject("default"), b"no JSON")
+        for each in odd:
+            mq.send(broker.subject("default"), each)
     append.send(1)
     with working(broker):
         join(broker)
     assert results == [1]
-    assert [each.body for each in dead(address, broker)] == [b"no JSON"]
+    assert sorted(each.body for each in dead(address, broker)) == sorted(odd)
 
 
 def test_a_worker_that_stops_gives_back_what_it_did_not_begin(broker: DramatiqBroker) -> None:
@@ -183,6 +217,7 @@ def test_queues_can_be_flushed_with_their_delayed_messages(broker: DramatiqBroke
     append.send(1)
     append.send_with_options(args=(2,), delay=HOUR_MS)
     broker.flush_all()
+    join(broker)  # nothing is left, though no worker ever took part in the group
     with working(broker):
         join(broker)
     assert results == []

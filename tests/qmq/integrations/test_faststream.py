@@ -89,6 +89,18 @@ async def test_what_a_handler_returns_goes_to_the_publisher_with_its_key(broker:
     assert (message.headers["by"], message.headers["correlation_id"]) == (b"billing", b"c-1")
 
 
+async def test_a_header_keeps_its_bytes_and_one_without_a_value_is_refused(broker: QmqBroker, subject: str, mq: qmq.Client) -> None:
+    await broker.connect()
+    sent: dict[str, Any] = {"raw": b"\xff\x00", "text": "ä", "number": 7}
+    await broker.publish(b"", subject, headers=sent)
+    (message,) = [each async for each in mq.browse(subject)]
+    assert {name: message.headers[name] for name in sent} == {"raw": b"\xff\x00", "text": "ä".encode(), "number": b"7"}
+    for none in (None, {"a": 1}):
+        with pytest.raises(qmq.errors.InvalidArgument, match="'x'"):
+            await broker.publish(b"", subject, headers={"x": none})  # type: ignore[dict-item]
+    await broker.stop()
+
+
 async def test_an_answer_goes_to_the_subject_that_the_message_names(broker: QmqBroker, subject: str, mq: qmq.Client) -> None:
     @broker.subscriber(subject, group="g")
     async def double(number: int) -> int:
@@ -148,6 +160,41 @@ async def test_several_workers_handle_an_ordered_subject_each_key_in_order(broke
         found = [await soon(done) for _ in range(20)]
     for key in range(4):
         assert [number for name, number in found if name == f"k{key}"] == list(range(key, 20, 4))
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+async def test_a_subscriber_that_stops_finishes_its_message_and_takes_no_more(
+    broker: QmqBroker, subject: str, mq: qmq.Client, is_ordered: bool
+) -> None:
+    if is_ordered:
+        await mq.metadata.create_subject(qmq.SubjectConfig(subject, order=qmq.Order.STRICT, logical_partitions=16), partitions=1)
+    begun, may_end = asyncio.Event(), asyncio.Event()
+    handled: list[int] = []
+
+    @broker.subscriber(subject, group="g", max_workers=2, ack_policy=AckPolicy.ACK)
+    async def handle(number: int) -> None:
+        handled.append(number)
+        begun.set()
+        await may_end.wait()
+
+    await broker.start()
+    await broker.publish(0, subject, key="a")
+    async with asyncio.timeout(60):
+        await begun.wait()
+        stopping = asyncio.create_task(broker.stop())
+        await asyncio.sleep(0)
+        await mq.send(subject, b"1", key="b", headers={"content-type": "application/json"})
+        if not is_ordered:
+            async with mq.consumer(subject, "g") as other:
+                message = await anext(other)
+                assert (message.body, message.attempt) == (b"1", 1)
+        may_end.set()
+        await stopping
+        assert handled == [0]
+        if is_ordered:
+            async with mq.ordered_consumer(subject, "g") as next_one:
+                found = await anext(next_one)
+                assert (found.body, found.attempt) == (b"1", 1)
 
 
 async def test_a_router_puts_its_prefix_before_subjects(address: str, subject: str) -> None:

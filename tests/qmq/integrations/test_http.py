@@ -6,6 +6,7 @@ import asyncio
 import base64
 import sys
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -18,7 +19,9 @@ pytest.importorskip("starlette", reason="needs starlette: pip install 'qmq[http]
 
 import qmq  # noqa: E402
 from qmq.client.group_reading import OrderedReading  # noqa: E402
+from qmq.errors import QuotaExceeded  # noqa: E402
 from qmq.integrations.http.group_receipts import settle  # noqa: E402
+from qmq.integrations.http.http_clients import CLIENTS_MAX, HttpClients  # noqa: E402
 from qmq.integrations.http.http_requests import WAIT_S_MAX, Settle  # noqa: E402
 from qmq.integrations.http.http_server import HttpConfig, HttpServer  # noqa: E402
 
@@ -262,6 +265,59 @@ async def test_a_request_without_a_token_is_refused_where_the_server_says_so(add
     await server.stop()
 
 
+async def test_made_up_tokens_are_answered_before_their_bodies_and_take_no_place(http: Any, subject: str) -> None:
+    """More than there are places for callers."""
+
+    async def answered(number: int) -> tuple[bytes, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
+        token = f"authorization: Bearer made-up-{number}"
+        writer.write(f"POST /subjects/{subject} HTTP/1.1\r\nhost: h\r\n{token}\r\ncontent-length: 5\r\n\r\n".encode())
+        return await reader.readline(), writer
+
+    found = await asyncio.gather(*map(answered, range(CLIENTS_MAX + 20)))
+    assert {line.split()[1] for line, _ in found} <= {b"401", b"429"}
+    assert (await http.post(f"/subjects/{subject}", content=b"x")).status_code == 200
+    for _, writer in found:
+        writer.close()
+
+
+@pytest.mark.parametrize("headers", [{"origin": "http://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "same-origin"}])
+async def test_a_page_of_a_browser_is_refused_under_any_name(http: Any, subject: str, headers: dict[str, str]) -> None:
+    answer = await http.post(f"/subjects/{subject}", content=b"x", headers={"host": "evil.example", **headers})
+    assert answer.status_code == 403, answer.text
+
+
+class _FakeClient:
+    """A client whose token is its principal."""
+
+    def __init__(self, token: str) -> None:
+        self.access, self.principal, self.is_open = self, token.partition("-")[0], True
+
+    async def whoami(self) -> Any:
+        return self
+
+    async def close(self) -> None:
+        self.is_open = False
+
+
+async def test_the_principal_with_the_most_tokens_makes_room_for_others() -> None:
+    made: dict[str, _FakeClient] = {}
+
+    def connect(token: str) -> Any:
+        made[token] = _FakeClient(token)
+        return made[token]
+
+    clients = HttpClients(connect, allows_anonymous=True)
+    async with AsyncExitStack() as under_way:
+        await under_way.enter_async_context(clients.caller("Bearer bob-0"))
+        for number in range(CLIENTS_MAX - 1):
+            await under_way.enter_async_context(clients.caller(f"Bearer mallory-{number}"))
+        await under_way.enter_async_context(clients.caller("Bearer alice-0"))
+        with pytest.raises(QuotaExceeded):
+            await under_way.enter_async_context(clients.caller("Bearer mallory-new"))
+        assert [token for token, each in made.items() if not each.is_open] == ["mallory-0", "mallory-new"]
+
+
 @pytest.mark.rotating
 @pytest.mark.long
 async def test_schemathesis_finds_no_answer_that_the_description_does_not_name(http: Any, tmp_path: Path) -> None:
@@ -311,3 +367,26 @@ async def test_a_record_that_debezium_server_posts_keeps_its_headers(http: Any, 
     message = await anext(aiter(mq.consumer(subject, "g")))
     assert message.body == b'{"order":7}'
     assert message.headers == {name.lower(): value.encode() for name, value in headers.items()}
+
+
+async def test_a_message_that_is_no_event_does_not_hold_up_its_neighbours(http: Any, mq: qmq.Client, subject: str) -> None:
+    event = {f"ce-{name}": value for name, value in EVENT.items()} | {"content-type": "application/json"}
+    odd = [b"1e999", b'"\\ud800"', b"[" * 5_000, b"NaN"]
+    for each in (*odd, b"1"):
+        await mq.send(subject, each, headers=event)
+    found: list[Any] = []
+    while len(found) < len(odd) + 1:
+        found += await received(http, subject)
+    assert {base64.b64decode(each["body_base64"]) for each in found} == {*odd, b"1"}
+    assert [each["event"]["data"] for each in found if "data" in each["event"]] == [1]
+
+
+async def test_an_answer_is_bounded_in_bytes(http: Any, mq: qmq.Client, subject: str) -> None:
+    async with mq.producer(subject, compression="zstd") as producer:
+        for _ in range(12):
+            await producer.send(bytes(2 << 20))
+    read = 0
+    while read < 12:
+        found = await received(http, subject, messages_max=12)
+        assert len(found) <= 4
+        read += len((await settled(http, subject, *[each["receipt"] for each in found]))["settled"])

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 kombu = pytest.importorskip("kombu", reason="needs kombu: pip install 'qmq[celery]'")
+
+from support import NodeProcess  # noqa: E402
 
 import qmq.blocking  # noqa: E402
 import qmq.integrations.kombu  # noqa: E402
 from qmq.integrations.kombu import envelope  # noqa: E402
 
 SOON_S = 20
+PARTS = (
+    *("content-type", "content-encoding", "headers", "properties", "delivery_info", "body_encoding", "expiration", "task", "id", "eta"),
+    *("expires", "root_id", "group", "shadow", "timelimit", "retries"),
+)
 
 
 @pytest.fixture
@@ -87,6 +97,30 @@ def test_a_message_that_is_requeued_again_and_again_ends_in_the_dead_letter_queu
         assert message.headers["qmq-attempt"] == b"5"
 
 
+def test_a_cancelled_consumer_keeps_what_it_works_on_and_takes_no_more(connection: Any, queue: Any, address: str) -> None:
+    send(connection, queue, "at work")
+    found: list[Any] = []
+    consumer = kombu.Consumer(connection, [queue], on_message=found.append, accept=["json"])
+    consumer.consume()
+    while not found:
+        connection.drain_events(timeout=SOON_S)
+    consumer.cancel()
+    with kombu.Connection(f"qmq://{address}") as other:
+        send(other, queue, "later", "latest")
+        later, latest = received(other, queue, 2)
+        assert [later.payload, latest.payload] == ["later", "latest"]
+        later.ack()
+    consumer.consume()  # as Celery's `add_consumer` after `cancel_consumer`
+    while len(found) < 2:
+        connection.drain_events(timeout=SOON_S)
+    assert [each.payload for each in found] == ["at work", "latest"]
+    for each in found:
+        each.ack()
+    connection.close()
+    with kombu.Connection(f"qmq://{address}") as other:
+        assert queue(other.default_channel).get() is None
+
+
 def test_no_more_messages_are_handed_out_than_the_prefetch_count(connection: Any, queue: Any, address: str) -> None:
     send(connection, queue, *range(4))
     assert len(received(connection, queue, 2, prefetch=2)) == 2
@@ -134,7 +168,7 @@ def test_size_purge_and_deletion_of_a_queue(connection: Any, queue: Any, address
     send(connection, queue, 1, 2)
     bound = queue(connection.default_channel)
     assert bound.queue_declare(passive=True).message_count == 2
-    assert bound.purge() == 2
+    assert (bound.purge(), bound.queue_declare(passive=True).message_count, bound.purge()) == (2, 0, 0)
     assert bound.get() is None
     bound.delete()
     with qmq.blocking.connect(address, state_dir=False) as mq:
@@ -156,6 +190,143 @@ def test_a_message_of_another_program_goes_to_the_dead_letter_queue(connection: 
             (message,) = received(connection, queue, 1)
         assert message.payload == "from kombu"
         assert next(iter(mq.consumer(f"%dlq%{queue.name}", "readers"))).body == b"not from kombu"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["x", "1e9", "²", "2026-13-01"]),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text() | st.sampled_from([*PARTS, "__type__", "__value__"]), inner, max_size=6)
+    ),
+)
+
+
+def a_header(headers: dict[str, Any] | None = None, **properties: Any) -> dict[str, Any]:
+    delivery = {"exchange": "", "routing_key": "q"}
+    kinds = {"content-type": "application/json", "content-encoding": "utf-8"}
+    return {**kinds, "headers": headers or {}, "properties": {"delivery_info": delivery, **properties}}
+
+
+@given(
+    st.binary() | JSON.map(json.dumps).map(str.encode) | st.sampled_from([b"[" * 5_000, b"[]", b"7", b'{"properties": null}']),
+    st.sampled_from(PARTS) | st.none(),
+    JSON,
+)
+def test_any_header_is_a_message_or_a_reason(header: bytes, part: str | None, value: Any) -> None:
+    if part is not None:
+        whole = a_header({"task": "t", "id": "i"}, expiration="5")
+        place = next((each for each in (whole, whole["properties"]) if part in each), whole["headers"])
+        place[part] = value
+        header = json.dumps(whole).encode()
+    try:
+        found = envelope.unpacked(b"body", header, tag="tag", attempt=2)
+    except envelope.NotKombu:
+        return
+    assert envelope.expired(found, 0, 0) in (True, False)
+    assert found["properties"]["delivery_info"]["redelivered"] is True
+    hash((found["headers"].get("task"), found["headers"].get("id")))
+
+
+@given(st.binary() | JSON.map(json.dumps).map(str.encode))
+def test_any_command_revokes_tasks_by_their_names(command: bytes) -> None:
+    assert all(isinstance(each, str) for each in envelope.revoked_tasks(command))
+
+
+def test_a_message_that_no_worker_can_read_is_set_aside_alone(connection: Any, queue: Any, address: str) -> None:
+    poison = [b"[]", b"{}", b'{"properties": 5}', b"[" * 3_000, json.dumps(a_header(expiration="x")).encode()]
+    with qmq.blocking.connect(address, state_dir=False) as mq:
+        for each in poison:
+            mq.send(queue.name, b"poison", headers={"kombu": each.decode()})
+        send(connection, queue, "from kombu")
+        with pytest.warns(UserWarning, match="was not sent by kombu"):
+            (message,) = received(connection, queue, 1)
+        assert message.payload == "from kombu"
+        with mq.consumer(f"%dlq%{queue.name}", "readers", ack="explicit") as letters:
+            assert [next(iter(letters)).body for _ in poison] == [b"poison"] * len(poison)
+
+
+def test_a_task_whose_body_no_worker_can_read_is_set_aside(connection: Any, queue: Any, address: str) -> None:
+    """Celery's worker reads the body in the callback, where nothing catches what it raises."""
+    tasks: list[Any] = []
+
+    def read(message: Any) -> None:
+        arguments, _, _ = message.payload
+        tasks.append(arguments)
+        message.ack()
+
+    header = json.dumps(a_header({"task": "add", "id": "1"}))
+    with qmq.blocking.connect(address, state_dir=False) as mq:
+        for body in (b"5", b"no JSON", b"[[1, 2], {}, {}]"):
+            mq.send(queue.name, body, headers={"kombu": header})
+        with kombu.Consumer(connection, [queue], on_message=read, accept=["json"]):
+            while not tasks:
+                connection.drain_events(timeout=SOON_S)
+        assert tasks == [[1, 2]]
+        with mq.consumer(f"%dlq%{queue.name}", "readers", ack="explicit") as letters:
+            assert sorted(next(iter(letters)).body for _ in range(2)) == [b"5", b"no JSON"]
+
+
+def test_what_the_application_raises_reaches_it(connection: Any, queue: Any) -> None:
+    def fail(message: Any) -> None:
+        raise LookupError(message.payload)
+
+    send(connection, queue, "payload")
+    with kombu.Consumer(connection, [queue], on_message=fail, accept=["json"]), pytest.raises(LookupError, match="payload"):
+        connection.drain_events(timeout=SOON_S)
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "told"),
+    [
+        ("qmq://localhost/app2", {}, "prefix"),
+        ("qmq://token@localhost", {}, "qmq://:TOKEN@host"),
+        ("qmq://localhost", {"transport_options": {"visibility_timeout": 3600}}, "visibility_timeout"),
+        ("qmq://localhost", {"transport_options": {"lease": 30}}, "lease is a timedelta"),
+        ("qmq://localhost", {"transport_options": {"queue_order_strategy": "sorted"}}, "no transport options queue_order_strategy"),
+        ("qmq://localhost", {"transport_options": {"client_properties": {}}}, "no transport options client_properties"),
+        ("qmq://localhost", {"transport_options": {"confirm_publish": False}}, "confirms every publish"),
+        ("qmq://localhost", {"transport_options": {"stream_exchanges": "celeryev"}}, "are a list of str, not str"),
+        ("qmq://localhost", {"transport_options": {"priority_steps": "0369"}}, "priority_steps is a list of numbers"),
+        ("qmq://localhost", {"transport_options": {"priority_steps": [0, 256]}}, "priority_steps is a list of numbers"),
+        ("qmq://localhost", {"transport_options": {"prefix": 5}}, "prefix is a text"),
+        ("qmq://localhost", {"transport_options": {"delivery_timeout": timedelta(0)}}, "delivery_timeout is a timedelta longer than 0"),
+        ("qmq://localhost", {"ssl": True}, "qmq.Tls"),
+    ],
+)
+def test_a_setting_that_would_be_ignored_is_refused(url: str, options: Any, told: str) -> None:
+    with pytest.raises(qmq.errors.InvalidArgument, match=told):
+        kombu.Connection(url, **options).connect()
+
+
+def test_an_address_of_ipv6_is_reached() -> None:
+    with socket.socket(socket.AF_INET6) as listening:
+        listening.bind(("::1", 0))
+        listening.listen()
+        with pytest.raises(qmq.errors.NotConnected):
+            kombu.Connection(f"qmq://[::1]:{listening.getsockname()[1]}", connect_timeout=0.5).connect()
+        listening.settimeout(SOON_S)
+        listening.accept()[0].close()
+
+
+def test_a_message_that_cannot_be_stored_is_an_error_within_the_transports_time(queue: Any, tmp_path: Path) -> None:
+    node = NodeProcess(tmp_path)
+    options = {"delivery_timeout": timedelta(milliseconds=100)}
+    with kombu.Connection(f"qmq://{node.start()}", transport_options=options) as made:
+        try:
+            send(made, queue, 1)
+        finally:
+            node.kill()
+        with pytest.raises(qmq.errors.Unavailable):
+            send(made, queue, 2)
+
+
+def test_a_task_is_cancelled_beside_delayed_messages_whose_keys_are_no_text(connection: Any, queue: Any, address: str) -> None:
+    with qmq.blocking.connect(address, state_dir=False) as mq:
+        for key in (b"\xff\x00", b"task-1"):
+            mq.send(queue.name, b"0", key=key, delay=timedelta(days=1))
+        channel = connection.default_channel
+        assert channel.link.cancel(["task-1"]) == 1
+        assert [each.key_bytes for each in mq.delayed.list(queue.name)] == [b"\xff\x00"]
+        channel.link.cancel_all(queue.name)
 
 
 def test_a_dead_address_is_an_error_of_the_connection() -> None:

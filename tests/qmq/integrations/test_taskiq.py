@@ -101,6 +101,25 @@ async def test_a_task_with_a_delay_waits_at_the_broker(broker: QmqBroker, cluste
         await until(lambda: seen == [1])
 
 
+async def test_a_declared_delay_is_the_pause_between_attempts_and_not_before_the_first(broker: QmqBroker, cluster: TestCluster) -> None:
+    broker.add_middlewares(taskiq.SmartRetryMiddleware(use_jitter=False))
+    runs: list[int] = []
+
+    async def flaky(n: int) -> None:
+        runs.append(n)
+        raise ValueError
+
+    task = broker.task(task_name=uuid4().hex, retry_on_error=True, max_retries=2, delay=DAY.total_seconds())(flaky)
+    async with working(broker):
+        await task.kiq(1)
+        await until(lambda: runs == [1])
+        await task.kicker().with_labels(delay=2 * DAY.total_seconds()).kiq(2)
+        await cluster.clock.advance(hours=25)
+        await until(lambda: runs == [1, 1])
+        await cluster.clock.advance(hours=24)
+        await until(lambda: runs == [1, 1, 2])
+
+
 async def test_a_schedule_by_time_runs_without_a_scheduler_and_can_be_deleted(broker: QmqBroker, cluster: TestCluster) -> None:
     source, (task, seen) = QmqScheduleSource(broker), counter(broker)
     kept, deleted = [await task.schedule_by_time(source, cluster.clock.now() + DAY, n) for n in (1, 2)]
@@ -141,6 +160,59 @@ async def test_a_task_whose_worker_vanished_runs_at_another(broker: QmqBroker, c
     async with cluster.partition("gone"), working(broker):
         await cluster.clock.advance(seconds=60)
         await until(lambda: seen == [1])
+
+
+async def test_a_message_that_is_no_task_is_set_aside_and_its_neighbours_run(broker: QmqBroker, cluster: TestCluster) -> None:
+    task, seen = counter(broker)
+    for body in (b"", b"no task", b"[" * 5_000, b'{"task_id": 1}'):
+        await cluster.client().send(broker.subject, body)
+        await task.kiq(len(body))
+    async with working(broker):
+        await until(lambda: len(seen) == 4)
+    letters = cluster.client().consumer(f"%dlq%{broker.group}", "readers")
+    found = {bytes((await anext(letters)).body) for _ in range(4)}
+    assert found == {b"", b"no task", b"[" * 5_000, b'{"task_id": 1}'}
+
+
+async def test_a_task_that_the_worker_does_not_know_is_not_lost(broker: QmqBroker, cluster: TestCluster) -> None:
+    other = QmqBroker(subject=broker.subject)
+    await other.startup()
+    unknown, _ = counter(other)
+    known, seen = counter(broker)
+    async with working(broker):
+        await unknown.kiq(1)
+        await known.kiq(2)
+        await until(lambda: seen == [2])
+        broker.task(task_name=unknown.task_name)(known.original_func)
+        await cluster.clock.advance(minutes=2)
+        await until(lambda: seen == [2, 1])
+    await other.shutdown()
+
+
+async def test_a_worker_that_stops_finishes_its_task_and_takes_no_more(broker: QmqBroker, cluster: TestCluster) -> None:
+    begun, may_end, finish = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def work(n: int) -> None:
+        begun.set()
+        await may_end.wait()
+
+    task = broker.task(task_name=uuid4().hex)(work)
+    broker.is_worker_process = True
+    receiver = asyncio.create_task(Receiver(broker, run_startup=False, max_async_tasks=1).listen(finish))
+    running = await task.kiq(1)
+    await begun.wait()
+    waiting = await task.kiq(2)
+    finish.set()
+    async with cluster.client().consumer(broker.subject, broker.group, ack="explicit") as other:
+        message = await anext(other)
+        assert (message.key, message.attempt) == (waiting.task_id, 1)
+        await message.ack_sync()
+        await cluster.clock.advance(seconds=60)
+        may_end.set()
+        await receiver
+        await result_of(running)
+        await broker.shutdown()
+        assert not await other.pull(1, timedelta(milliseconds=200))
 
 
 def test_a_broker_that_was_not_started_says_so() -> None:
