@@ -1,19 +1,20 @@
 """Recognises the format of a message's body (JSON, MessagePack, text or bytes as hex) and makes it readable. Pure.
 
-A masked field's value is never shown. If a body cannot be read as fields, but contains a masked field's name, the whole body is masked:
-a rule must not fail because a producer changed its format.
+A masked field's value is never shown. A body that cannot be read as fields is masked whole, and so is a text that contains a masked
+field's name, such as JSON within JSON: a rule must not fail because a producer changed its format.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
 from qmq.console.console_config import MaskRule
+from qmq.json_values import DEPTH_MAX, parse_json
 
 MASK: Final = "•••"
 READ_BYTES_MAX: Final = 1 << 20
@@ -50,12 +51,12 @@ def body_view(body: bytes, masked: Collection[str] = ()) -> BodyView:
         return BodyView("empty", "", 0)
     read = _fields_of(body)
     if read is None:
-        if any(name.encode() in body.lower() for name in masked):
+        if masked:
             return BodyView("masked", MASK, len(body), is_masked=True)
         return _flat(body)
     form, value = read
     shown = _masked(value, masked) if masked else value
-    text = json.dumps(shown, indent=2, ensure_ascii=False, default=_leaf)
+    text = json.dumps(shown, indent=2, ensure_ascii=False)
     return BodyView(form, text[:SHOWN_CHARS_MAX], len(body), len(text) > SHOWN_CHARS_MAX, shown != value)
 
 
@@ -64,12 +65,23 @@ def _fields_of(body: bytes) -> tuple[str, Any] | None:
         return None
     try:
         if body.lstrip()[:1] in (b"{", b"["):
-            return "json", json.loads(body)
+            return "json", parse_json(body)
         if body[0] in _PACKED:
-            return "msgpack", msgspec.msgpack.decode(body)
-    except (ValueError, RecursionError, msgspec.MsgspecError):
+            return "msgpack", _plain(msgspec.msgpack.decode(body, strict=False), DEPTH_MAX)
+    except (ValueError, TypeError, RecursionError, msgspec.MsgspecError):
         pass
     return None
+
+
+def _plain(value: Any, depth_left: int) -> Any:
+    """A MessagePack value as JSON can hold it. Raises ValueError if it is nested too deep."""
+    if not depth_left:
+        raise ValueError("too deep")
+    if isinstance(value, dict):
+        return {_leaf(key) if not isinstance(key, str) else key: _plain(each, depth_left - 1) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each, depth_left - 1) for each in value]
+    return value if isinstance(value, str | int | float | None) else _leaf(value)
 
 
 def _flat(body: bytes) -> BodyView:
@@ -95,12 +107,24 @@ def _ascii(line: bytes) -> str:
 def _masked(value: Any, masked: Collection[str]) -> Any:
     if isinstance(value, dict):
         return {key: MASK if str(key).lower() in masked else _masked(each, masked) for key, each in value.items()}
+    if isinstance(value, str):
+        return masked_text(value, masked)
     return [_masked(each, masked) for each in value] if isinstance(value, list) else value
 
 
+def masked_text(text: str, masked: Collection[str]) -> str:
+    """A text, hidden whole if it contains a masked field's name."""
+    return MASK if any(name in text.lower() for name in masked) else text
+
+
+def masked_headers(headers: Mapping[str, str], masked: Collection[str]) -> dict[str, str]:
+    """Headers as text, without the values of masked fields."""
+    return {name: MASK if name.lower() in masked else masked_text(value, masked) for name, value in headers.items()}
+
+
 def _leaf(value: Any) -> str:
-    """The text of a MessagePack value that JSON cannot hold: bytes, times and extensions."""
-    return "hex:" + value.hex() if isinstance(value, bytes) else str(value)
+    """The text of a MessagePack value or key that JSON cannot hold: bytes, times, arrays and extensions."""
+    return text_or_hex(value) if isinstance(value, bytes) else str(value)
 
 
 def text_or_hex(data: bytes) -> str:

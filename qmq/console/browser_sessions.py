@@ -2,7 +2,8 @@
 
 Rules:
 * A cookie is 256 random bits and contains nothing else. Tokens stay in this process's memory; a restart logs everybody out.
-* A session ends after IDLE_S without a request, after LIFE_S in any case, and when there are SESSIONS_MAX newer ones.
+* A session ends after IDLE_S without a request, after LIFE_S in any case, and when there are too many: SESSIONS_EACH_MAX of one principal,
+  or SESSIONS_MAX of all, of which the principal with the most loses its oldest. So nobody ends others' sessions by logging in again.
 * The CSRF token belongs to the session: a form without it has no effect.
 """
 
@@ -10,9 +11,12 @@ from __future__ import annotations
 
 import hmac
 import secrets
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+
+from qmq.fair_share import payer
 
 if TYPE_CHECKING:
     from qmq.console.caller import ConsoleCaller
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
 IDLE_S: Final = 8 * 3600.0
 LIFE_S: Final = 24 * 3600.0
 SESSIONS_MAX: Final = 1_000
+SESSIONS_EACH_MAX: Final = 50
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +40,8 @@ class BrowserSession:
     seen_s: float
     shown: ShownToken | None = None
     """In the login mode "oidc": the token, which the console renews."""
+    principal: str = ""
+    """Whose session it is; "" for the console's own credentials, and behind a proxy."""
     notes: list[str] = field(default_factory=list)
     """Notes that the next page shows once."""
 
@@ -55,10 +62,10 @@ class Sessions:
         self._monotonic_s, self._make_secret = monotonic_s, make_secret
         self._by_id: dict[str, BrowserSession] = {}
 
-    def open(self, token: str | None, caller: ConsoleCaller, shown: ShownToken | None = None) -> BrowserSession:
+    def open(self, token: str | None, caller: ConsoleCaller, shown: ShownToken | None = None, principal: str = "") -> BrowserSession:
         """Open a session."""
         now_s = self._monotonic_s()
-        made = BrowserSession(self._make_secret(), self._make_secret(), token, caller, now_s, now_s, shown)
+        made = BrowserSession(self._make_secret(), self._make_secret(), token, caller, now_s, now_s, shown, principal=principal)
         self._by_id[made.id] = made
         return made
 
@@ -76,14 +83,22 @@ class Sessions:
         self._by_id.pop(session.id, None)
 
     def ended(self) -> list[BrowserSession]:
-        """Remove and return the sessions that have expired, and the oldest ones above SESSIONS_MAX."""
+        """Remove and return the sessions that have expired, and those of too many."""
         now_s = self._monotonic_s()
         found = [each for each in self._by_id.values() if _is_over(each, now_s)]
-        rest = [each for each in self._by_id.values() if not _is_over(each, now_s)]
-        found += rest[: max(len(rest) - SESSIONS_MAX, 0)]
         for each in found:
             del self._by_id[each.id]
+        while (paying := self._one_too_many()) is not None:
+            found.append(self._by_id.pop(paying.id))
         return found
+
+    def _one_too_many(self) -> BrowserSession | None:
+        held = [(each, each.principal or each.token, 1) for each in self._by_id.values()]
+        if len(held) > SESSIONS_MAX:
+            return payer(held)
+        named = [each for each in held if each[1]]
+        most = max(Counter(owner for _, owner, _ in named).values(), default=0)
+        return payer(named) if most > SESSIONS_EACH_MAX else None
 
     def callers(self) -> set[ConsoleCaller]:
         """The callers that at least one session uses."""

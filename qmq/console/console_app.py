@@ -32,8 +32,9 @@ from qmq.console.caller import ConsoleCaller
 from qmq.console.console_config import ConsoleConfig, LoginMode
 from qmq.console.console_guard import ConsoleGuard
 from qmq.console.page import ConsolePage, RefusedRequest, Show, rendered, status_of_failure, templates, wording_of
-from qmq.errors import NotAuthenticated, QmqError, Unavailable
+from qmq.errors import NotAuthenticated, QmqError, QuotaExceeded, Unavailable
 from qmq.security.client_tokens import check as check_token
+from qmq.web_server import attempt, proven
 
 if TYPE_CHECKING:
     from qmq.client.client import Client
@@ -129,6 +130,7 @@ class ConsoleSite:
                 session = await self._session(request)
                 if session is None:
                     return self._ask(request)
+                proven(request.scope)
                 if is_act and not self.config.is_writable:
                     raise RefusedRequest(HTTPStatus.FORBIDDEN, words("refused.read_only"))
                 answered = await show(ConsolePage(request, session, self.config, self._environment, self._wall_s))
@@ -205,6 +207,7 @@ class ConsoleSite:
     # --- logging in and out --------------------------------------------------------------------------------------------
 
     async def _login(self, request: Request) -> Response:
+        await self._forget()
         words, mode = wording_of(request), self.config.login
         target = own_path(request.query_params.get("next", "/"))
         try:
@@ -213,9 +216,12 @@ class ConsoleSite:
                     return self._admit(self.sessions.open(None, self._caller(None)), target)
                 raise RefusedRequest(HTTPStatus.FORBIDDEN, words("refused.key"))
             if mode is LoginMode.TOKEN and request.method == "POST":
+                attempt(request.scope)
                 return self._admit(await self._with_token(await _posted(request, "token")), target)
         except RefusedRequest as refused:
             return self._login_page(request, refused.status, refused.text)
+        except QuotaExceeded as failure:
+            return self._login_page(request, HTTPStatus.TOO_MANY_REQUESTS, str(failure))
         except Unavailable as failure:
             return self._login_page(request, HTTPStatus.SERVICE_UNAVAILABLE, str(failure))
         except QmqError as failure:
@@ -226,11 +232,15 @@ class ConsoleSite:
         """Redirect to the identity provider, or handle the return from it."""
         if self.oidc is None or (step := request.path_params["step"]) not in ("begin", "callback"):
             raise HTTPException(HTTPStatus.NOT_FOUND)
+        await self._forget()
         try:
+            attempt(request.scope)
             if step == "begin":
                 return await self.oidc.begin(own_path(request.query_params.get("next", "/")))
             shown, target = await self.oidc.came_back(request)
             session = await self._known_to_cluster(self._caller(shown), None, shown)
+        except QuotaExceeded as failure:
+            return self._login_page(request, HTTPStatus.TOO_MANY_REQUESTS, str(failure))
         except Unavailable as failure:
             return self._login_page(request, HTTPStatus.SERVICE_UNAVAILABLE, str(failure))
         except QmqError as failure:
@@ -251,11 +261,11 @@ class ConsoleSite:
 
     async def _known_to_cluster(self, caller: ConsoleCaller, token: str | None, shown: ShownToken | None = None) -> BrowserSession:
         try:
-            await caller.principal()
+            principal = await caller.principal()
         except BaseException:
             await caller.close()
             raise
-        return self.sessions.open(token, caller, shown)
+        return self.sessions.open(token, caller, shown, principal)
 
     async def _logout(self, request: Request) -> Response:
         session = self.sessions.find(request.cookies.get(COOKIE, ""))

@@ -12,10 +12,14 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from qmq.text_numbers import whole_number
+
 FORM_BYTES_MAX: Final = 64 * 1024
+TOO_LONG: Final = f"a form has at most {FORM_BYTES_MAX} bytes"
 SECURITY_HEADERS: Final = {
     "content-security-policy": (
         "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -43,9 +47,8 @@ def refusal(method: str, headers: Headers, hosts: Iterable[str]) -> tuple[int, s
         return 403, "the form was not sent from this console"
     if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
         return 403, "the form was not sent from this console"
-    size = headers.get("content-length", "")
-    if not size.isdigit() or int(size) > FORM_BYTES_MAX:
-        return 413, f"a form has at most {FORM_BYTES_MAX} bytes"
+    if whole_number(headers.get("content-length", ""), FORM_BYTES_MAX) is None:
+        return 413, TOO_LONG
     return None
 
 
@@ -81,4 +84,19 @@ class ConsoleGuard:
             status, reason = refused
             await PlainTextResponse(reason + "\n", status)(scope, receive, guarded)
             return
-        await self._app(scope, receive, guarded)
+        await self._app(scope, _counted(receive), guarded)
+
+
+def _counted(receive: Receive) -> Receive:
+    """`receive`, which raises HTTPException when the body is too long. Headers do not tell: a chunked body has any length beside them."""
+    got = 0
+
+    async def counted() -> Message:
+        nonlocal got
+        message = await receive()
+        got += len(message.get("body", b""))
+        if got > FORM_BYTES_MAX:
+            raise HTTPException(413, TOO_LONG)
+        return message
+
+    return counted

@@ -9,6 +9,7 @@ import qmq
 from qmq.client.client import Client
 from qmq.console.console_app import ConsoleSite
 from qmq.console.console_config import ConsoleConfig
+from qmq.text_numbers import joined
 from qmq.web_server import WebServer
 
 CLIENT_NAME: Final = "qmq-console"
@@ -40,7 +41,7 @@ class ConsoleServer:
     def url(self) -> str:
         """The console's address for browsers; in the login mode "own", it contains the key."""
         scheme = "https" if self.config.is_tls else "http"
-        return f"{scheme}://{self.config.host}:{self.port}{self.site.login_path()}"
+        return f"{scheme}://{joined(self.config.host, self.port)}{self.site.login_path()}"
 
     async def start(self) -> None:
         """Listen, and serve until `stop`."""

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
 from starlette.responses import RedirectResponse, Response
 
-from qmq.console.bodies import BodyView, body_view, masked_fields, text_or_hex
+from qmq.clock import time_of
+from qmq.console.bodies import BodyView, body_view, masked_fields, masked_headers, masked_text, text_or_hex
 from qmq.console.command_lines import command
 from qmq.console.message_finding import moment_ms
 from qmq.console.page import ConsolePage, RefusedRequest, Show, number_of
@@ -58,7 +58,7 @@ class LetterFilter:
 
     def choose(self) -> Choose:
         """The choice for the client. Raises InvalidArgument for an invalid message id."""
-        since = datetime.fromtimestamp(self.since_ms / 1000, UTC) if self.since_ms else None
+        since = time_of(self.since_ms) if self.since_ms else None
         return chosen_by(self.subject, [self.id] if self.id else [], self.error, since)
 
     def state(self) -> dict[str, str]:
@@ -160,7 +160,7 @@ async def show_group_letters(page: ConsolePage) -> Response:
         takes_ms=1000 * replayed // plan.rate if plan.rate else 0,
         count=len(letters),
         is_more=len(letters) == READ_MAX,
-        by_error=Counter(each.error[:200] for each in letters).most_common(10),
+        by_error=Counter(masked_text(each.error, masked_fields(page.config.masks, each.subject))[:200] for each in letters).most_common(10),
         by_age=ages(letters, page.now_ms),
         by_subject=Counter(each.subject for each in letters).most_common(10),
         letters=[_shown(page, each) for each in letters[:SHOWN_MAX]],
@@ -204,7 +204,8 @@ def ages(letters: Iterable[DeadLetter], now_ms: int) -> list[tuple[str, int]]:
 
 def _shown(page: ConsolePage, letter: DeadLetter) -> ShownLetter:
     masked = masked_fields(page.config.masks, letter.subject)
-    headers = {name: text_or_hex(value) for name, value in letter.headers.items()}
+    headers = masked_headers({name: text_or_hex(value) for name, value in letter.headers.items()}, masked)
+    letter = replace(letter, error=masked_text(letter.error, masked))
     return ShownLetter(letter, text_or_hex(letter.key or b""), headers, body_view(letter.body, masked))
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.responses import Response
 
+from qmq.clock import time_of
 from qmq.console.bodies import text_or_hex
 from qmq.console.command_lines import command
 from qmq.console.message_finding import moment_ms
@@ -124,7 +125,7 @@ def _shown(message: DelayedMessage) -> tuple[DelayedMessage, int, str, list[int]
 
 
 def _time(time_ms: int) -> datetime | None:
-    return datetime.fromtimestamp(time_ms / 1000, UTC) if time_ms else None
+    return time_of(time_ms) if time_ms else None
 
 
 async def act_on_delayed(page: ConsolePage) -> Response:
@@ -135,7 +136,7 @@ async def act_on_delayed(page: ConsolePage) -> Response:
         to_ms = moment_ms(form.get("to", "").strip())
         if not to_ms:
             raise InvalidArgument("give the message's new due time: 2027-01-01T09:00Z")
-        moved = await page.mq.delayed.move(delayed_id, datetime.fromtimestamp(to_ms / 1000, UTC))
+        moved = await page.mq.delayed.move(delayed_id, time_of(to_ms))
         return page.back("/delays", page.words("delays.moved", subject=moved.subject, time=exact_time(int(moved.due.timestamp() * 1000))))
     if verb != "cancel":
         raise InvalidArgument(f"a delayed message is cancelled or moved, not {verb!r}")

@@ -13,10 +13,10 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import aclosing
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from qmq.console.message_finding import ShownMessage, shown_message
+from qmq.clock import time_of
+from qmq.console.message_finding import ReadPlace, ShownMessage, shown_message
 from qmq.console.wording import exact_time
 from qmq.printable import visible
 
@@ -68,10 +68,14 @@ def message_fields(message: ShownMessage) -> dict[str, Any]:
 
 
 async def tail_events(
-    mq: Client, subject: str, masked: Collection[str], after_ms: int, time_s: Callable[[], float]
+    mq: Client, subject: str, masked: Collection[str], place: ReadPlace, time_s: Callable[[], float]
 ) -> AsyncIterator[bytes]:
-    """The stream. `after_ms` is the id of the last message that the browser has; 0: begin with the newest. Raises as `Client.browse`."""
-    options: dict[str, Any] = {"start": datetime.fromtimestamp((after_ms + 1) / 1000, UTC)} if after_ms else {"last": FIRST}
+    """The stream. `place` is the id of the last message that the browser has; an empty one: begin with the newest. Raises as
+    `Client.browse`.
+    """
+    options: dict[str, Any] = {"last": FIRST}
+    if place.time_ms:
+        options = {"start": time_of(place.time_ms), "positions": dict(place.positions)}
     pace = TailPace()
     messages: Any = mq.browse(subject, follow=True, partial=True, **options)
     async with aclosing(messages):
@@ -83,11 +87,12 @@ async def tail_events(
                     yield b": nothing came\n\n"
                     continue
                 message = await coming
+                place.passed(message)
                 is_shown, ended = pace.take(time_s())
                 if ended is not None:
                     yield event("pace", {"shown": ended[0], "skipped": ended[1]})
                 if is_shown:
-                    yield event("message", message_fields(shown_message(message, masked)), str(message.append_time_ms))
+                    yield event("message", message_fields(shown_message(message, masked)), str(place))
                 coming = asyncio.ensure_future(anext(messages))
         finally:
             coming.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -10,8 +11,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from qmq.client.browsing import BrowseProgress
-from qmq.console.bodies import BodyView, body_view, text_or_hex
+from qmq.clock import TIME_MS_MAX, time_of
+from qmq.console.bodies import BodyView, body_view, masked_headers, text_or_hex
 from qmq.errors import InvalidArgument
+from qmq.text_numbers import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -40,10 +43,62 @@ class ShownMessage:
     body: BodyView
 
 
+_PLACE: Final = re.compile(r"[0-9]{1,15}(?:,[0-9]{1,10}:[0-9]{1,19}:[^,:]{1,255})*")
+
+
+_PARTITION_MAX: Final = (1 << 31) - 1
+
+
+@dataclass(slots=True)
+class ReadPlace:
+    """How far messages were read in the order in which they were stored: all that were stored before `time_ms`, and in some queues those
+    before a sequence. Many messages share a time, because all of a batch do: a time alone would name them twice or not at all.
+
+    As text: 1767225600000,0:42:group-1 is that time, and all before 42 in partition 0 of group-1.
+    """
+
+    time_ms: int = 0
+    positions: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> ReadPlace:
+        """Raises InvalidArgument."""
+        time, *queues = text.split(",")
+        time_ms = whole_number(time, TIME_MS_MAX)
+        if time_ms is None or _PLACE.fullmatch(text) is None:
+            raise _no_place(text)
+        place = cls(time_ms)
+        for each in queues:
+            partition, sequence, group = each.split(":", 2)
+            number, at = whole_number(partition, _PARTITION_MAX), whole_number(sequence)
+            if number is None or at is None:
+                raise _no_place(text)
+            place.positions[group, number] = at
+        return place
+
+    def __str__(self) -> str:
+        return ",".join([str(self.time_ms), *(f"{part}:{sequence}:{group}" for (group, part), sequence in self.positions.items())])
+
+    def reach(self, time_ms: int) -> None:
+        """Everything that was stored before this time was read."""
+        if time_ms > self.time_ms:
+            self.time_ms = time_ms
+            self.positions.clear()
+
+    def passed(self, message: BrowsedMessage) -> None:
+        """The message was read."""
+        self.reach(message.append_time_ms)
+        self.positions[message.broker_group, message.partition] = message.sequence + 1
+
+
+def _no_place(text: str) -> InvalidArgument:
+    return InvalidArgument(f"{text[:100]!r} is not a place in a subject: search from the beginning")
+
+
 @dataclass(frozen=True, slots=True)
 class MessageQuery:
     """A search. An empty field matches every message. `content` is searched in the body, `header` is NAME or NAME=VALUE; both are plain
-    text.
+    text. `after` is the place of a search that continues.
     """
 
     start_ms: int = 0
@@ -52,6 +107,7 @@ class MessageQuery:
     tag: str = ""
     header: str = ""
     content: str = ""
+    after: ReadPlace | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -68,7 +124,7 @@ class MessageQuery:
         if self.header:
             name, equals, value = self.header.partition("=")
             found = message.headers.get(name)
-            if found is None or (equals and text_or_hex(found) != value):
+            if found is None or (equals and masked_headers({name: text_or_hex(found)}, masked)[name] != value):
                 return False
         if not self.content:
             return True
@@ -79,11 +135,11 @@ class MessageQuery:
 
 @dataclass(slots=True)
 class FoundMessages:
-    """The messages that a search found. `next_ms`: the search reached its bounds, and continues from there; 0: it read everything."""
+    """The messages that a search found. `next`: the search reached its bounds, and continues from there; None: it read everything."""
 
     messages: list[ShownMessage] = field(default_factory=list)
     looked: int = 0
-    next_ms: int = 0
+    next: ReadPlace | None = None
 
 
 def moment_ms(text: str) -> int:
@@ -107,7 +163,7 @@ def shown_message(message: BrowsedMessage, masked: Collection[str]) -> ShownMess
         message.sequence,
         "" if message.key_bytes is None else text_or_hex(message.key_bytes),
         message.tags,
-        {name: text_or_hex(value) for name, value in message.headers.items()},
+        masked_headers({name: text_or_hex(value) for name, value in message.headers.items()}, masked),
         message.create_time_ms,
         message.append_time_ms,
         body_view(message.body, masked),
@@ -133,32 +189,37 @@ async def find_messages(
     """
     clock_s = loop_s or asyncio.get_running_loop().time
     found, until_s, seen = FoundMessages(), clock_s() + LOOK_S, BrowseProgress()
+    place = ReadPlace(query.after.time_ms, dict(query.after.positions)) if query.after is not None else ReadPlace()
+    place.reach(query.start_ms)
     options: dict[str, Any] = {
-        "start": _time(query.start_ms),
+        "start": _time(place.time_ms),
+        "positions": dict(place.positions),
         "end": _time(query.end_ms),
         "tags_any": (query.tag,) if query.tag else (),
         "content": b"" if masked else query.content.encode(),  # what is masked is not searched in the stored body
         "partial": True,
         "progress": seen,
     }
-    read, last_ms = 0, query.start_ms
+    read = 0
     try:
         async with asyncio.timeout(LOOK_S), aclosing(_generator(mq.browse(subject, **options))) as messages:
             async for message in messages:
-                last_ms = message.append_time_ms
+                place.reach(message.append_time_ms)
                 is_enough = len(found.messages) == SHOWN_MAX or read == LOOKED_MAX
                 if is_enough or (read % 256 == 0 and clock_s() > until_s):
                     break
                 read += 1
+                place.passed(message)
                 if query.wants(message, masked):
                     found.messages.append(shown_message(message, masked))
             else:
                 found.looked = seen.looked
                 return found
     except TimeoutError:
-        last_ms = max(last_ms, seen.time_ms)
+        place.reach(seen.time_ms)
     found.looked = seen.looked if options["content"] else read
-    found.next_ms = last_ms or 1  # the time was over before the first message came: 0 would say that everything was read
+    place.reach(1)  # the time was over before the first message came
+    found.next = place
     return found
 
 
@@ -168,4 +229,4 @@ def _generator(messages: Any) -> Any:
 
 
 def _time(time_ms: int) -> datetime | None:
-    return datetime.fromtimestamp(time_ms / 1000, UTC) if time_ms else None
+    return time_of(time_ms) if time_ms else None

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from starlette.responses import RedirectResponse, Response
 
-from qmq.console.bodies import body_view, masked_fields, text_or_hex
+from qmq.console.bodies import body_view, masked_fields, masked_headers, text_or_hex
 from qmq.console.command_lines import command
 from qmq.console.page import ConsolePage, Show
 from qmq.errors import QmqError
@@ -57,7 +57,7 @@ def _places(page: ConsolePage, inquiry: Inquiry) -> list[dict[str, Any]]:
             {
                 "place": place,
                 "key": text_or_hex(place.key),
-                "headers": {header.name: text_or_hex(header.value) for header in place.headers},
+                "headers": masked_headers({header.name: text_or_hex(header.value) for header in place.headers}, masked),
                 "body": body_view(place.body, masked),
             }
         )

@@ -4,6 +4,8 @@
 
 What must hold:
 * A code is exchanged only by the browser that began the login: `state` is bound to a cookie, and is used once.
+* Logins that were begun are kept by nobody but the browsers: the cookie has what the login needs, `state` seals it, and verifier and nonce
+  follow from it by a key that only this process has. So no number of begun logins can push out another one.
 * A stolen code is worthless without the verifier, which never leaves the console (PKCE, S256).
 * The id token is the provider's: its signature by the provider's keys, its issuer, that it is for this client, its end and its `nonce` are
   checked. Nothing of it decides about rights: the cluster checks the token that the session shows, each time (`--jwt-issuer`).
@@ -18,7 +20,6 @@ import asyncio
 import base64
 import hashlib
 import hmac
-import json
 import secrets
 import time
 import urllib.error
@@ -30,14 +31,20 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from qmq.console.console_config import OidcConfig, require_safe
 from qmq.errors import InvalidArgument, NotAuthenticated, NotConnected
+from qmq.json_values import parse_json
 from qmq.security.access_config import JwtConfig
-from qmq.security.jwt_tokens import JwtVerifier
+from qmq.security.jwt_tokens import WITHOUT_REDIRECTS, JwtVerifier
 
 ANSWER_S: Final = 10.0
 ANSWER_BYTES_MAX: Final = 1 << 20
+LASTS_S_MAX: Final = 10 * 365 * 86_400
+"""The longest life of a token that a provider may say."""
 LOGIN_S: Final = 600.0
 """A person has this long to log in at the provider's page."""
-LOGINS_MAX: Final = 1_000
+USED_MAX: Final = 10_000
+"""Logins of the last `LOGIN_S` that are remembered so that none is used twice."""
+TARGET_CHARS_MAX: Final = 2_000
+"""Browsers drop cookies of more than 4 KB: a login for a longer page shows the first page."""
 RENEW_S: Final = 60.0
 """The console renews a token this long before its end, if the provider gave a refresh token."""
 
@@ -77,13 +84,11 @@ class ShownToken:
 
 @dataclass(frozen=True, slots=True)
 class LoginUnderWay:
-    """The state of a login that the console keeps until the browser comes back. `browser` is the value of that browser's cookie."""
+    """A login whose browser came back."""
 
-    browser: str = field(repr=False)
     verifier: str = field(repr=False)
     nonce: str = field(repr=False)
     target: str
-    began_s: float
 
 
 class OidcFlow:
@@ -101,7 +106,9 @@ class OidcFlow:
         self._ask, self._monotonic_s, self._make_secret = ask or ask_provider, monotonic_s, make_secret
         self._addresses: ProviderAddresses | None = None
         self._verifier: JwtVerifier | None = None
-        self._under_way: dict[str, LoginUnderWay] = {}
+        self._key = secrets.token_bytes(32)
+        self._used: dict[str, float] = {}
+        """The states that came back, and when; the oldest first."""
 
     # --- the provider --------------------------------------------------------------------------------------------------
 
@@ -128,9 +135,9 @@ class OidcFlow:
 
     def begin(self, addresses: ProviderAddresses, target: str) -> tuple[str, str]:
         """Begin a login: (where to send the browser, the value of its cookie). `target` is the page that the person requested."""
-        self._forget()
-        state, browser, verifier, nonce = (self._make_secret() for _ in range(4))
-        self._under_way[state] = LoginUnderWay(browser, verifier, nonce, target, self._monotonic_s())
+        shown = target if len(target) <= TARGET_CHARS_MAX else "/"
+        browser = ".".join((self._make_secret(), str(int(self._monotonic_s() * 1000)), _packed(shown.encode())))
+        state, verifier, nonce = (self._derived(purpose, browser) for purpose in ("state", "verifier", "nonce"))
         asked = {
             "response_type": "code",
             "client_id": self.config.client_id,
@@ -143,22 +150,20 @@ class OidcFlow:
         }
         return f"{addresses.authorize}{'&' if '?' in addresses.authorize else '?'}{urlencode(asked)}", browser
 
-    def _forget(self) -> None:
-        until_s = self._monotonic_s() - LOGIN_S
-        while self._under_way:
-            state, oldest = next(iter(self._under_way.items()))
-            if oldest.began_s > until_s and len(self._under_way) < LOGINS_MAX:
-                return
-            del self._under_way[state]
+    def _derived(self, purpose: str, browser: str) -> str:
+        return _packed(hmac.digest(self._key, f"{purpose} {browser}".encode(), "sha256"))
 
     def came_back(self, state: str, browser: str) -> LoginUnderWay:
         """Take the login of a browser that comes back; each login can be taken once. Raises NotAuthenticated."""
-        self._forget()
-        found = self._under_way.get(state)
-        if found is None or not hmac.compare_digest(found.browser.encode(), browser.encode()):
+        now_s = self._monotonic_s()
+        while self._used and (len(self._used) > USED_MAX or next(iter(self._used.values())) <= now_s - LOGIN_S):
+            del self._used[next(iter(self._used))]
+        is_sealed = hmac.compare_digest(self._derived("state", browser).encode(), state.encode())
+        if not is_sealed or state in self._used or int(browser.split(".")[1]) / 1000 <= now_s - LOGIN_S:
             raise NotAuthenticated("this browser did not begin this login, or it took too long: log in again")
-        del self._under_way[state]
-        return found
+        self._used[state] = now_s
+        target = base64.urlsafe_b64decode(browser.split(".")[2] + "==").decode()
+        return LoginUnderWay(self._derived("verifier", browser), self._derived("nonce", browser), target)
 
     def finish(self, login: LoginUnderWay, code: str) -> OidcTokens:
         """Exchange the code for tokens. Raises NotAuthenticated, NotConnected."""
@@ -195,13 +200,18 @@ class OidcFlow:
         if not isinstance(shown, str) or not shown:
             raise NotAuthenticated(f"the identity provider gave no {self.config.token}")
         lasts = told.get("expires_in", 0)
-        ends_s = self._monotonic_s() + float(lasts) if isinstance(lasts, int | float) and lasts > 0 else 0.0
+        is_time = type(lasts) in (int, float) and 0 < lasts <= LASTS_S_MAX
+        ends_s = self._monotonic_s() + lasts if is_time else 0.0
         return OidcTokens(shown, str(told.get("refresh_token") or refresh), ends_s)
 
 
 def challenge(verifier: str) -> str:
     """The challenge that the provider gets before it sees the verifier (RFC 7636, S256). Pure."""
-    return base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=").decode()
+    return _packed(hashlib.sha256(verifier.encode()).digest())
+
+
+def _packed(content: bytes) -> str:
+    return base64.urlsafe_b64encode(content).rstrip(b"=").decode()
 
 
 def ask_provider(url: str, form: Mapping[str, str] | None) -> bytes:
@@ -210,7 +220,7 @@ def ask_provider(url: str, form: Mapping[str, str] | None) -> bytes:
     data = None if form is None else urlencode(form, quote_via=quote).encode()
     request = urllib.request.Request(url, data, {"Accept": "application/json"})  # noqa: S310 - https, or this machine
     try:
-        with _OPENER.open(request, timeout=ANSWER_S) as answer:
+        with WITHOUT_REDIRECTS.open(request, timeout=ANSWER_S) as answer:
             found: bytes = answer.read(ANSWER_BYTES_MAX)
             return found
     except urllib.error.HTTPError as failure:
@@ -221,18 +231,9 @@ def ask_provider(url: str, form: Mapping[str, str] | None) -> bytes:
         raise NotConnected(f"the identity provider at {urlsplit(url).netloc} does not answer: {failure}") from failure
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
-        """Refuse redirects: a form with a secret must reach no other address."""
-        return
-
-
-_OPENER: Final = urllib.request.build_opener(_NoRedirects)
-
-
 def _error_of(body: bytes) -> str:
     try:
-        told = json.loads(body)
+        told = parse_json(body)
         return f"{told['error']} {told.get('error_description', '')}".strip()
     except (ValueError, KeyError, TypeError, AttributeError):
         return ""
@@ -240,7 +241,7 @@ def _error_of(body: bytes) -> str:
 
 def _object(body: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(body)
+        found = parse_json(body)
     except ValueError:
         found = None
     if not isinstance(found, dict):

@@ -27,6 +27,7 @@ from qmq.errors import (
     UnknownSubject,
 )
 from qmq.printable import visible
+from qmq.text_numbers import whole_number
 
 if TYPE_CHECKING:
     from qmq.client.client import Client
@@ -139,9 +140,10 @@ def number_of(name: str, text: str, default: int, most: int) -> int:
     """A whole number from 0 to `most`. Raises InvalidArgument."""
     if not text:
         return default
-    if not text.isascii() or not text.isdigit() or int(text[:19]) > most:
-        raise InvalidArgument(f"{name} is a number from 0 to {most}, not {text!r}")
-    return int(text)
+    found = whole_number(text, most)
+    if found is None:
+        raise InvalidArgument(f"{name} is a number from 0 to {most}, not {text[:40]!r}")
+    return found
 
 
 def wording_of(request: Request) -> Wording:

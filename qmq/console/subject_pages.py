@@ -11,7 +11,7 @@ from qmq.console.bodies import masked_fields
 from qmq.console.cluster_look import SubjectFigures
 from qmq.console.command_lines import command
 from qmq.console.live_tail import event, tail_events
-from qmq.console.message_finding import SHOWN_MAX, FoundMessages, MessageQuery, find_messages, moment_ms, newest
+from qmq.console.message_finding import SHOWN_MAX, FoundMessages, MessageQuery, ReadPlace, find_messages, moment_ms, newest
 from qmq.console.overview_page import history
 from qmq.console.page import ConsolePage, Show
 from qmq.console.wording import exact_time
@@ -61,6 +61,7 @@ def subject_of(page: ConsolePage) -> str:
 
 def query_of(page: ConsolePage) -> MessageQuery:
     """The search in the address. Raises InvalidArgument."""
+    after = page.text("after")
     return MessageQuery(
         moment_ms(page.text("start")),
         moment_ms(page.text("end")),
@@ -68,6 +69,7 @@ def query_of(page: ConsolePage) -> MessageQuery:
         page.text("tag"),
         page.text("header"),
         page.text("content"),
+        ReadPlace.parse(after) if after else None,
     )
 
 
@@ -103,7 +105,7 @@ def _values(page: ConsolePage, subject: str, query: MessageQuery, found: FoundMe
         "failure": failure,
         "asked": query,
         "shown_max": SHOWN_MAX,
-        "next_time": exact_time(found.next_ms),
+        "next_time": exact_time(found.next.time_ms) if found.next is not None else "",
         "command": command("browse", subject, **asked),
         "tail_command": command("tail", subject),
     }
@@ -118,13 +120,13 @@ async def show_tail(page: ConsolePage) -> Response:
     """Stream the subject's new messages."""
     subject = subject_of(page)
     masked = masked_fields(page.config.masks, subject)
-    given = page.request.headers.get("last-event-id", "")
-    after_ms = int(given) if given.isascii() and given.isdigit() and len(given) < 16 else 0
+    after = page.request.headers.get("last-event-id", "")
+    place = ReadPlace.parse(after) if after else ReadPlace()
 
     async def stream() -> AsyncIterator[bytes]:
         yield b"retry: 2000\n\n"
         try:
-            async for each in tail_events(page.mq, subject, masked, after_ms, page.wall_s):
+            async for each in tail_events(page.mq, subject, masked, place, page.wall_s):
                 yield each
         except QmqError as failure:
             yield event("failure", {"text": str(failure)})

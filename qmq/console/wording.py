@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 
+from qmq.clock import TIME_MS_MAX, TIME_MS_MIN, time_of
 from qmq.console.translation import translated
 
 LANGUAGES: Final = {"en": "English", "zh": "中文"}
@@ -85,7 +85,6 @@ def bytes_text(size: int) -> str:
 
 def exact_time(time_ms: int) -> str:
     """A moment in UTC as ISO 8601; empty for 0 and for a time outside the calendar."""
-    try:
-        return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z") if time_ms else ""
-    except (ValueError, OverflowError, OSError):
+    if time_ms == 0 or not TIME_MS_MIN <= time_ms <= TIME_MS_MAX:
         return ""
+    return time_of(time_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")

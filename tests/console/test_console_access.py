@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator
 import pytest
 from console_support import KEY, PlainBrowser, csrf_of, site_of
 
-from qmq.console.browser_sessions import IDLE_S, LIFE_S, SESSIONS_MAX, Sessions
+from qmq.console.browser_sessions import IDLE_S, LIFE_S, SESSIONS_EACH_MAX, SESSIONS_MAX, Sessions
 from qmq.console.console_app import COOKIE, own_path
 from qmq.console.console_config import ConsoleConfig, LoginMode, check
+from qmq.console.console_guard import FORM_BYTES_MAX
 from qmq.errors import InvalidArgument
 from qmq.testing import TestCluster
 
@@ -170,6 +171,33 @@ def test_sessions_end_when_they_are_idle_old_or_too_many() -> None:
     sessions.ended()
     many = [sessions.open(None, None) for _ in range(SESSIONS_MAX + 1)]  # type: ignore[arg-type]
     assert sessions.ended() == [many[0]]
+
+
+async def test_a_body_longer_than_its_content_length_says_is_refused(cluster: TestCluster) -> None:
+    site = site_of(cluster, login=LoginMode.TOKEN)
+    answer = await PlainBrowser(site).ask(
+        "POST", "/login", {"content-length": "10", "transfer-encoding": "chunked"}, bytes(FORM_BYTES_MAX + 1)
+    )
+    assert answer.status == 413
+    await site.close()
+
+
+def test_logins_of_one_principal_end_no_session_of_another() -> None:
+    sessions = Sessions(lambda: 0.0)
+    victim = sessions.open("v", None, None, "op:victim")  # type: ignore[arg-type]  # nothing is asked of it here
+    many = [sessions.open("m", None, None, "app:mallory") for _ in range(SESSIONS_MAX + 1)]  # type: ignore[arg-type]
+    assert sessions.ended() == many[:-SESSIONS_EACH_MAX]
+    assert sessions.find(victim.id) is victim
+
+
+def test_when_all_places_are_taken_the_principal_with_the_most_sessions_pays() -> None:
+    sessions = Sessions(lambda: 0.0)
+    first = sessions.open("v", None, None, "op:first")  # type: ignore[arg-type]
+    two = [sessions.open("t", None, None, "op:two") for _ in range(2)]  # type: ignore[arg-type]
+    for number in range(SESSIONS_MAX - 2):
+        sessions.open("o", None, None, f"op:other-{number}")  # type: ignore[arg-type]
+    assert sessions.ended() == two[:1]
+    assert sessions.find(first.id) is first
 
 
 def test_a_console_is_not_opened_to_strangers_by_accident() -> None:

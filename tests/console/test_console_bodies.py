@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.console.bodies import MASK, READ_BYTES_MAX, body_view, masked_fields
+from qmq.console.bodies import MASK, READ_BYTES_MAX, body_view, masked_fields, masked_headers
 from qmq.console.command_lines import command
 from qmq.console.console_config import MaskRule
+
+KEYS = st.none() | st.booleans() | st.integers(-5, 5) | st.floats(allow_nan=False, allow_infinity=False) | st.text() | st.binary()
 
 
 def test_the_form_of_a_body_is_found_by_itself() -> None:
@@ -45,9 +49,39 @@ def test_a_masked_value_is_hidden_at_any_depth_and_in_any_case() -> None:
     assert "4111" not in packed.text
 
 
-def test_a_body_without_fields_that_names_a_masked_one_is_hidden() -> None:
-    assert body_view(b"Card: 4111", {"card"}).form == "masked"
-    assert body_view(b"nothing here", {"card"}).form == "text"
+FORMS_OF_A_FIELD = [
+    b"Card: 4111",
+    json.dumps({"inner": json.dumps({"card": "4111"})}).encode(),
+    json.dumps({"card": "4111"}).encode("utf-16"),
+    json.dumps({"card": "4111"}).encode("utf-32"),
+    b"[" * 700 + b'{"card": "4111"}' + b"]" * 700,
+    b"\x00\x084111",  # Avro writes no names
+    msgspec.msgpack.encode({b"card": "4111"}),
+    msgspec.msgpack.encode({"a": b'{"card": "4111"}'}),
+    msgspec.msgpack.encode([{"CARD": ["4111"]}]),
+    b'{"card": "4111", "n": NaN}',
+]
+
+
+@pytest.mark.parametrize("body", FORMS_OF_A_FIELD)
+def test_a_masked_field_is_hidden_in_every_form(body: bytes) -> None:
+    assert "4111" not in body_view(body, {"card"}).text
+
+
+def test_a_masked_header_is_hidden_and_so_is_a_text_that_names_the_field() -> None:
+    headers = {"Card": "4111", "detail": "card=4111", "colour": "blue"}
+    assert masked_headers(headers, {"card"}) == {"Card": MASK, "detail": MASK, "colour": "blue"}
+    assert masked_headers(headers, ()) == headers
+
+
+@given(st.recursive(KEYS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3), max_leaves=20))
+def test_any_messagepack_can_be_shown(value: object) -> None:
+    shown = body_view(msgspec.msgpack.encode([value]), {"card"})
+    assert shown.form == "msgpack"
+    json.loads(shown.text)
+
+
+def test_masks_are_of_their_subjects() -> None:
     assert masked_fields((MaskRule.parse("pay*:card"),), "orders") == frozenset()
 
 

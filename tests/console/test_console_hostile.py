@@ -5,7 +5,8 @@ stronger than "no script ran": a page has no element and no attribute that comes
 from __future__ import annotations
 
 import shlex
-from typing import Any
+from datetime import timedelta
+from typing import Any, Final
 from urllib.parse import quote
 
 import hostile
@@ -30,6 +31,30 @@ MADE_BY_TEXT = """() => {
         [href^="javascript:" i], [href^="//"], [action^="//"]`);
     return [window.hacked ?? null, ...[...found].map((each) => each.outerHTML.slice(0, 100))];
 }"""
+
+
+SCREENS: Final = (
+    "/",
+    "/subjects/hostile",
+    "/subjects/hostile-bodies",
+    "/subjects/vault/lanes",
+    "/subjects/vault/route",
+    "/dead-letters/billing",
+    "/cluster",
+)
+PLANT: Final = """async () => {
+    const script = document.createElement("script");
+    script.textContent = "window.hacked = 1";
+    document.body.append(script);
+    const place = document.createElement("div");
+    place.innerHTML = "<img src=/x onerror='window.hacked = 1'><a href='javascript:window.hacked = 1'>x</a>";
+    const failed = new Promise((done) => place.firstChild.addEventListener("error", done));
+    document.body.append(place);
+    place.lastChild.click();
+    await failed;
+    return window.hacked ?? null;
+}"""
+"""What markup in a page would be: a page whose templates escaped nothing."""
 
 
 def addresses(text: str, message_id: str) -> list[str]:
@@ -104,15 +129,7 @@ class TestInChromium:
 
     @pytest.mark.parametrize(
         "path",
-        [
-            "/",
-            "/subjects/hostile",
-            "/subjects/hostile-bodies",
-            "/subjects/vault/lanes",
-            "/subjects/vault/route",
-            "/dead-letters/billing",
-            "/cluster",
-        ],
+        SCREENS,
     )
     async def test_all_texts_on_one_screen_are_text(self, path: str, stage: Stage, page: Any) -> None:
         await check(page, stage.base + path)
@@ -127,6 +144,27 @@ class TestInChromium:
             await stage.mq.send("hostile-tail", body, key=hostile.TEXTS[number % len(hostile.TEXTS)])
             await rows.nth(number).wait_for()
         assert await page.evaluate(MADE_BY_TEXT) == [None]
+
+    @pytest.mark.rotating
+    @pytest.mark.parametrize("at", range(len(hostile.TEXTS)), ids=IDS)
+    async def test_a_text_of_a_delayed_message_and_in_a_reason_is_text(self, at: int, stage: Stage, page: Any) -> None:
+        text, later, moved = hostile.TEXTS[at], f"later-{at}", f"moved-{at}"
+        await stage.mq.send(later, text.encode(), key=text, tags=[text], headers={"trace": text, text: text}, delay=timedelta(days=9))
+        await stage.mq.metadata.create_subject(SubjectConfig(moved, order=Order.STRICT, logical_partitions=64), partitions=1)
+        reason, move = text.replace("\0", ""), pb.MoveOperation(partition=1, broker_group="group-1")
+        await stage.mq.metadata.change_route(moved, move=move, reason=reason)
+        for path, shown in ((f"/delays?subject={later}", text), (f"/subjects/{moved}/route", reason)):
+            await check(page, stage.base + path)
+            assert visible(shown) in await page.locator("main").evaluate("each => each.textContent"), path
+
+    @pytest.mark.parametrize("path", [*SCREENS, "/delays", "/messages", "/subjects", "/dead-letters", "/login"])
+    async def test_markup_that_did_reach_a_page_would_run_no_script(self, path: str, stage: Stage, page: Any) -> None:
+        await page.goto(stage.base + path)
+        assert await page.evaluate(PLANT) is None
+        assert page.url.startswith(stage.base)
+        refused = [each for each in page.complaints if "Content Security Policy" in each]
+        assert len(refused) >= 3, page.complaints  # the inline script, the event handler, the javascript: address
+        page.complaints.clear()
 
 
 async def test_the_reasons_that_people_give_are_text(cluster: TestCluster) -> None:

@@ -24,9 +24,9 @@ from qmq.console.browser_sessions import IDLE_S
 from qmq.console.console_app import COOKIE, ConsoleSite
 from qmq.console.console_config import ConsoleConfig, LoginMode, OidcConfig, check
 from qmq.console.console_server import ConsoleServer
-from qmq.console.oidc import LOGIN_S, OidcFlow, challenge
+from qmq.console.oidc import LOGIN_S, OidcFlow, ProviderAddresses, challenge
 from qmq.console.oidc_login import LOGIN_COOKIE
-from qmq.errors import InvalidArgument, NotConnected
+from qmq.errors import InvalidArgument, NotAuthenticated, NotConnected
 from qmq.security.access_config import AccessConfig, JwtConfig
 
 
@@ -134,11 +134,13 @@ async def test_a_real_browser_logs_in_at_the_provider_and_comes_back_where_it_wa
 
 
 async def test_the_provider_is_shown_a_challenge_and_never_the_verifier(stage: Stage) -> None:
-    asked = await stage.at_provider(stage.browser())
+    browser = stage.browser()
+    asked = await stage.at_provider(browser)
     assert asked["code_challenge_method"] == "S256"
     assert (asked["response_type"], asked["client_id"], asked["scope"]) == ("code", CLIENT_ID, "openid")
     assert not {"code_verifier", "client_secret"} & asked.keys()
-    (login,) = stage.site.oidc.flow._under_way.values()  # type: ignore[union-attr]
+    assert stage.site.oidc is not None
+    login = stage.site.oidc.flow.came_back(asked["state"], browser.cookies[LOGIN_COOKIE])
     assert asked["code_challenge"] == challenge(login.verifier) != login.verifier
 
 
@@ -286,3 +288,23 @@ def test_a_setting_that_would_show_secrets_is_refused(wrong: dict[str, str]) -> 
 def test_the_login_by_a_provider_needs_its_address() -> None:
     with pytest.raises(InvalidArgument, match="--oidc-issuer"):
         check(ConsoleConfig("s", login=LoginMode.OIDC), is_insecure=False)
+
+
+def test_no_number_of_begun_logins_ends_another_one() -> None:
+    clock = SteppedClock()
+    flow = OidcFlow(OidcConfig("http://127.0.0.1:1", "c", redirect_url="http://127.0.0.1:2/login/callback"), monotonic_s=clock)
+    addresses = ProviderAddresses("http://127.0.0.1:1/a", "http://127.0.0.1:1/t", "http://127.0.0.1:1/k")
+
+    def begun() -> tuple[str, str]:
+        url, browser = flow.begin(addresses, "/subjects?q=ä")
+        return parse_qs(urlsplit(url).query)["state"][0], browser
+
+    state, browser = begun()
+    others = [begun() for _ in range(3_000)]
+    assert flow.came_back(state, browser).target == "/subjects?q=ä"
+    for again in ((state, browser), (others[0][0], others[1][1]), (others[0][0], ""), ("", others[0][1]), ("ä", "ä.ö.ü")):
+        with pytest.raises(NotAuthenticated):
+            flow.came_back(*again)
+    clock.now_s += LOGIN_S
+    with pytest.raises(NotAuthenticated, match="took too long"):
+        flow.came_back(*others[2])

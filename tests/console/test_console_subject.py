@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
+from html import unescape
 
 import msgspec
+import pytest
 from console_support import PlainBrowser, site_of
 
 from qmq.console import message_finding
 from qmq.console.console_config import MaskRule
 from qmq.console.live_tail import TailPace, tail_events
+from qmq.console.message_finding import ReadPlace
+from qmq.errors import InvalidArgument
 from qmq.testing import TestCluster
 
 
@@ -47,6 +52,23 @@ async def test_a_search_says_where_it_stopped_and_continues_there(cluster: TestC
     assert "Not everything was looked through" in page.text
 
 
+async def test_a_search_passes_a_batch_with_more_matches_than_a_page(browser: PlainBrowser, cluster: TestCluster, monkeypatch) -> None:
+    """All messages of a batch have one time: following the link shows each message once, also of several batches and queues."""
+    monkeypatch.setattr(message_finding, "LOOK_S", 600.0)
+    mq = cluster.client()
+    await mq.send_many("orders", [b"hay"] * 130)
+    await mq.send_many("orders", [b"hay"] * 20)
+    link, shown = "?content=hay", list[int]()
+    while link:
+        page = (await browser.get(f"/subjects/orders{link}")).text
+        shown += [int(each) for each in re.findall(r'class="place">[^@<]+@(\d+)<', page)]
+        (link,) = re.findall(r'href="(\?content=hay[^"#]*after=[^"#]*)#messages"', page) or [""]
+        link = unescape(link)
+    assert shown == list(range(150))
+    for after in ("1,x", f"1,0:{1 << 63}:group-1", "1,9999999999:0:group-1"):
+        assert (await browser.get(f"/subjects/orders?content=hay&after={after}")).status == 400
+
+
 async def test_a_search_without_time_for_a_message_does_not_look_complete(cluster: TestCluster, browser: PlainBrowser, monkeypatch) -> None:
     await cluster.client().send("orders", b"hay")
     monkeypatch.setattr(message_finding, "LOOK_S", 0.0)
@@ -80,13 +102,39 @@ async def test_a_missing_subject_is_not_found(browser: PlainBrowser) -> None:
 async def test_the_tail_begins_with_the_newest_and_follows(cluster: TestCluster) -> None:
     mq = cluster.client()
     await mq.send("orders", b"before")
-    stream = tail_events(mq, "orders", (), 0, lambda: 1.0)
+    stream = tail_events(mq, "orders", (), ReadPlace(), lambda: 1.0)
     first = (await anext(stream)).decode()
     assert "event: message" in first
     assert "before" in first
     await mq.send("orders", b"after")
     assert "after" in (await anext(stream)).decode()
     await stream.aclose()
+
+
+async def test_a_tail_that_was_cut_off_continues_inside_a_batch(cluster: TestCluster) -> None:
+    """Messages of a batch have one time: the browser gets those behind its last one, and none twice."""
+    mq = cluster.client()
+    await mq.send_many("orders", [b"<%d>" % number for number in range(6)])
+    last, shown = "", list[str]()
+    while len(shown) < 6:
+        stream = tail_events(mq, "orders", (), ReadPlace.parse(last) if last else ReadPlace(), lambda: 1.0)
+        for _ in range(2):
+            found = (await anext(stream)).decode()
+            last = found.partition("\n")[0].removeprefix("id: ")
+            shown += re.findall(r"<(\d)>", found)
+        await stream.aclose()
+    assert shown == list("012345")
+
+
+@pytest.mark.parametrize("text", ["", "x", "1,", "1,0:5", "1,0:-5:g", "1,0:5:g,", "-1", "9" * 30])
+async def test_a_wrong_place_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="not a place"):
+        ReadPlace.parse(text)
+
+
+async def test_a_place_is_read_as_it_was_written() -> None:
+    place = ReadPlace(1767225600000, {("group-1", 0): 42, ("g2", 7): 1})
+    assert ReadPlace.parse(str(place)) == place
 
 
 async def test_the_tail_shows_so_many_a_second_and_counts_the_rest() -> None:
