@@ -2,6 +2,8 @@
 
 A chunk's name is the digest of its bytes. So a chunk is never written twice, backups share the chunks that they have in common, and a
 chunk that changed is found by its name alone.
+
+Whoever can write the object store can write a manifest. So the types refuse what would become another path, object or key.
 """
 
 from __future__ import annotations
@@ -14,8 +16,11 @@ from typing import Final
 
 import msgspec
 
-from qmq.errors import BackupDamaged, BackupVersion
+from qmq.clock import time_of
+from qmq.delay.bucket import is_file_name
+from qmq.errors import BackupDamaged, BackupVersion, InvalidName
 from qmq.log.checked_payload import UNREADABLE, checked_payload, with_checksum
+from qmq.model import check_name
 
 VERSION: Final = 1
 CHUNK_PREFIX: Final = "chunks"
@@ -31,6 +36,10 @@ class ChunkedBytes(msgspec.Struct, frozen=True, array_like=True):
     chunks: tuple[bytes, ...]
     """The digest of each chunk."""
 
+    def __post_init__(self) -> None:
+        if self.size < len(self.chunks) or any(len(each) != DIGEST_BYTES for each in self.chunks):
+            raise ValueError(f"{len(self.chunks)} chunks of {self.size} bytes with digests that are none")
+
 
 class BackedUpSegment(msgspec.Struct, frozen=True, array_like=True):
     """A segment of a log, up to the backup's end."""
@@ -39,6 +48,10 @@ class BackedUpSegment(msgspec.Struct, frozen=True, array_like=True):
     content: ChunkedBytes
     is_sealed: bool
     """Whether a later segment follows. The bytes of such a segment never change, and later backups refer to it."""
+
+    def __post_init__(self) -> None:
+        if self.base < 0:
+            raise ValueError(f"a segment at {self.base}")
 
     @property
     def end(self) -> int:
@@ -50,6 +63,10 @@ class BackedUpFile(msgspec.Struct, frozen=True, array_like=True):
 
     name: str
     content: ChunkedBytes
+
+    def __post_init__(self) -> None:
+        if not is_file_name(self.name):
+            raise ValueError(f"{self.name!r} is no file of a schedule")
 
 
 class BackedUpSchedule(msgspec.Struct, frozen=True, array_like=True):
@@ -71,6 +88,9 @@ class BackedUpGroup(msgspec.Struct, frozen=True):
     message: tuple[BackedUpSegment, ...]
     action: tuple[BackedUpSegment, ...]
     schedule: BackedUpSchedule | None = None
+
+    def __post_init__(self) -> None:
+        check_name("group", self.name)
 
     @property
     def logs(self) -> tuple[tuple[BackedUpSegment, ...], tuple[BackedUpSegment, ...]]:
@@ -136,7 +156,7 @@ def decode_manifest(backup_id: str, data: bytes) -> BackupManifest:
             release = f"backup {backup_id} has version {written.version}, of release {written.release}"
             raise BackupVersion(f"{release}: use that release to read it")
         return msgspec.msgpack.decode(payload, type=BackupManifest)
-    except UNREADABLE as cause:
+    except (*UNREADABLE, InvalidName) as cause:
         raise BackupDamaged(f"the manifest of backup {backup_id} cannot be read ({cause})") from cause
 
 
@@ -152,11 +172,11 @@ def chunk_name(digest: bytes) -> str:
 
 def new_id(time_ms: int) -> str:
     """A backup's id, from its time. Ids sort in the order of time."""
-    time = datetime.fromtimestamp(time_ms / 1000, UTC)
+    time = time_of(time_ms)
     return f"{time:%Y%m%dT%H%M%S}{time_ms % 1000:03d}Z-{secrets.token_hex(2)}"
 
 
-def time_of(backup_id: str) -> datetime | None:
+def time_of_backup(backup_id: str) -> datetime | None:
     """The time of a backup, from its id; None if this is not the id of a backup."""
     try:
         return datetime.strptime(backup_id.partition("Z-")[0], "%Y%m%dT%H%M%S%f").replace(tzinfo=UTC)

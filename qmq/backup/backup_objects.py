@@ -76,6 +76,8 @@ class BackupObjects:
             if digest_of(data) != digest:
                 raise BackupDamaged(f"{name} has other bytes than were written: use another backup")
             size += len(data)
+            if size > content.size:
+                break
             yield data
         if size != content.size:
             raise BackupDamaged(f"the chunks have {size:,} bytes, and the manifest says {content.size:,}")

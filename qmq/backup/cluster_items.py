@@ -5,12 +5,11 @@ of the old cluster's processes and machines (leased keys, addresses, memberships
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from hashlib import blake2b
 from typing import Final
 
 import msgspec
 from qmq_coordination.access_records import SERVER_TOKEN
-from qmq_coordination.broker_groups import GROUPS, PRESENCE, REPLICAS, BrokerGroupState, DelaySettings, EpochClaim, group_key
+from qmq_coordination.broker_groups import GROUPS, PRESENCE, REPLICAS, DelaySettings, EpochClaim, group_key
 from qmq_coordination.coordination_store import KeyValue
 from qmq_replication.replica_membership import ReplicaMembership
 
@@ -45,23 +44,21 @@ def encode_items(items: Mapping[str, bytes]) -> bytes:
 
 
 def decode_items(data: bytes) -> Items:
-    """Raises BackupDamaged."""
+    """Raises BackupDamaged, also for a key that no backup contains: a restore writes no other keys."""
     try:
-        return dict(msgspec.msgpack.decode(data, type=list[tuple[str, bytes]]))
+        items = dict(msgspec.msgpack.decode(data, type=list[tuple[str, bytes]]))
     except UNREADABLE as cause:
         raise BackupDamaged(f"the coordination store's keys cannot be read ({cause})") from cause
+    for key in items:
+        if not key.startswith(ROOT) or not _is_kept(key):
+            raise BackupDamaged(f"the backup has the key {key!r}, which no backup of QMQ contains: use another backup")
+    return items
 
 
 def delay_settings(items: Mapping[str, bytes], group: str) -> DelaySettings | None:
     """The settings of a delay group; None for a broker group."""
     found = items.get(group_key(group, "delay"))
     return None if found is None else DelaySettings.decode(found)
-
-
-def lineage_of(state: BrokerGroupState) -> str:
-    """Distinguishes two groups of the same name: a restored group has another secret."""
-    item = state.items.get("secret")
-    return blake2b(b"" if item is None else item.value, digest_size=16).hexdigest()
 
 
 def group_items(group: BackedUpGroup, backup_id: str, secret: bytes) -> Items:

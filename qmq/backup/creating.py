@@ -19,19 +19,20 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import grpc
-from qmq_coordination.broker_groups import GROUPS, group_states
+from qmq_coordination.broker_groups import GROUPS, BrokerGroupState, group_states
 from qmq_coordination.coordination_store import CoordinationStore
 
 import qmq
 from qmq.backup.backup_manifest import VERSION, BackedUpGroup, BackedUpSchedule, BackupManifest, manifest_name, new_id
 from qmq.backup.backup_objects import BackupObjects
-from qmq.backup.cluster_items import encode_items, kept, lineage_of
+from qmq.backup.cluster_items import encode_items, kept
 from qmq.backup.log_reading import GroupLogReader, ScheduleReader
-from qmq.backup.moment import HeldGroup, find_moment
+from qmq.backup.moment import HeldGroup, find_moment, master_name
 from qmq.backup.running_marks import Mark, RunningMarks, Work
 from qmq.errors import BackupDamaged, BackupNotFound, Unavailable
 from qmq.network import Network
 from qmq.proto.v1 import control_pb2_grpc, delay_pb2, delay_pb2_grpc
+from qmq.server_name import always
 
 log = logging.getLogger("qmq.backup")
 
@@ -128,7 +129,7 @@ class BackupCreator:
             if state.delay is None or state.master is None:
                 continue
             address = state.master.control_address
-            async with self._channel(address) as channel:
+            async with self._channel(state, address) as channel:
                 described = await ScheduleReader(address, delay_pb2_grpc.DelayControlStub(channel), self._objects, self._told).describe()
             if described is not None:
                 found[name] = described
@@ -138,13 +139,13 @@ class BackupCreator:
         self, held: HeldGroup, described: delay_pb2.ScheduleDescription | None, previous: BackupManifest | None
     ) -> BackedUpGroup:
         state, address = held.state, held.control_address
-        lineage = lineage_of(state)
+        lineage = state.lineage
         before = None if previous is None else previous.group(state.name)
         known = ((), ()) if before is None or before.lineage != lineage else before.logs
         schedule: BackedUpSchedule | None = None
         if state.delay is not None and described is None and held.logs.message.bases[0]:
             raise Unavailable(f"{state.name} has written no checkpoint of its schedule yet: try again in a minute")
-        async with self._channel(address) as channel:
+        async with self._channel(state, address) as channel:
             if described is not None:
                 reader = ScheduleReader(address, delay_pb2_grpc.DelayControlStub(channel), self._objects, self._told)
                 schedule = await reader.read(described)
@@ -158,8 +159,8 @@ class BackupCreator:
         self._progress(self._done, max(self._total, self._done))
 
     @asynccontextmanager
-    async def _channel(self, address: str) -> AsyncIterator[grpc.aio.Channel]:
-        channel: Any = self._network.channel(address)
+    async def _channel(self, state: BrokerGroupState, address: str) -> AsyncIterator[grpc.aio.Channel]:
+        channel: Any = self._network.channel(address, always(master_name(state)))
         try:
             yield channel
         finally:

@@ -24,6 +24,7 @@ from qmq.log.envelopes import walk_rising
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import delay_pb2
 from qmq.rpc import typed_error
+from qmq.schedule_description import describe_schedule
 
 PIECE_BYTES: Final = MIB
 CALL_S: Final = 30.0
@@ -153,13 +154,12 @@ class ScheduleReader:
         checkpoint.
         """
         try:
-            found: delay_pb2.ScheduleDescription = await self._stub.DescribeSchedule(delay_pb2.DescribeScheduleRequest(), timeout=CALL_S)
+            return await describe_schedule(self._stub, timeout_s=CALL_S)
         except grpc.RpcError as cause:
             failure = typed_error(cause, self._address)
             if isinstance(failure, NotConnected):
                 return None
             raise failure from cause
-        return found
 
     async def read(self, description: delay_pb2.ScheduleDescription) -> BackedUpSchedule:
         """Read the schedule's files. Raises Unavailable if a file was deleted meanwhile: then call `describe` again."""

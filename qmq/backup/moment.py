@@ -30,6 +30,7 @@ from qmq.network import Network
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
 from qmq.rpc import typed_error
+from qmq.server_name import ServerName, always
 
 log = logging.getLogger("qmq.backup")
 
@@ -101,6 +102,11 @@ def _matched(states: Mapping[str, BrokerGroupState], ends: Mapping[str, pb.HeldL
     return tuple(HeldGroup(now[name], _address(states[name]), ends[name]) for name in sorted(now))
 
 
+def master_name(state: BrokerGroupState) -> ServerName:
+    """The name of a group's master."""
+    return ServerName(group=state.name, replica=state.master.replica if state.master is not None else "")
+
+
 def _address(state: BrokerGroupState) -> str:
     if state.master is None:
         raise Unavailable(f"{state.name} has no master, so its newest entries are not known: a backup needs all groups")
@@ -113,7 +119,7 @@ async def _stubs(
 ) -> AsyncIterator[dict[str, tuple[str, control_pb2_grpc.BrokerControlStub]]]:
     """Each group's master."""
     addresses = {name: _address(state) for name, state in states.items()}
-    channels = {name: network.channel(address) for name, address in addresses.items()}
+    channels = {name: network.channel(address, always(master_name(states[name]))) for name, address in addresses.items()}
     try:
         yield {name: (addresses[name], control_pb2_grpc.BrokerControlStub(channel)) for name, channel in channels.items()}
     finally:

@@ -15,12 +15,13 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
-from qmq.backup.backup_manifest import chunk_name, manifest_name, time_of
+from qmq.backup.backup_manifest import chunk_name, manifest_name, time_of_backup
 from qmq.backup.backup_objects import BackupObjects
 from qmq.backup.running_marks import RunningMarks, Work
+from qmq.clock import time_of
 from qmq.errors import BackupDamaged, InvalidArgument, Unavailable
 
 log = logging.getLogger("qmq.backup")
@@ -53,8 +54,8 @@ class Pruned:
 
 def split_by(rule: KeepRule, ids: Sequence[str], now_ms: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(backups that stay, backups to delete), oldest first. The newest backup stays, and so does every backup of unknown age."""
-    since = datetime.fromtimestamp(now_ms / 1000, UTC) - timedelta(days=rule.days)
-    times = {each: found for each in sorted(ids) if (found := time_of(each)) is not None}
+    since = time_of(now_ms) - timedelta(days=rule.days)
+    times = {each: found for each in sorted(ids) if (found := time_of_backup(each)) is not None}
     newest = list(times)[-max(rule.count, 1) :]
     deleted = [each for each, found in times.items() if each not in newest and not (rule.days and found >= since)]
     return tuple(each for each in sorted(ids) if each not in deleted), tuple(deleted)
@@ -76,18 +77,25 @@ class BackupPruner:
         pruned, _ = self._plan(rule)
         return pruned
 
-    def prune(self, rule: KeepRule) -> Pruned:
-        """Raises StoreAway, BackupDamaged, BackupVersion, Unavailable if another backup command runs, or after the time limit."""
+    def prune(self, rule: KeepRule, *, is_clock_confirmed: bool = False) -> Pruned:
+        """Raises StoreAway, BackupDamaged, BackupVersion, Unavailable if another backup command runs, or after the time limit;
+        InvalidArgument if more backups are too old than stay, and nobody has confirmed the clock that says so.
+        """
         ends_s = self._seconds() + self._runs_s
         marks = RunningMarks(self._objects.store)
         own = marks.put(Work.PRUNE, self._now_ms())
         try:
             for other in marks.others(own):
                 if other.counts(self._now_ms()):
-                    began = datetime.fromtimestamp(other.since_ms / 1000, UTC)
+                    began = time_of(other.since_ms)
                     raise Unavailable(f"`qmq backup {other.work}` works here since {began:%Y-%m-%d %H:%M:%S} UTC: prune when it has ended")
                 marks.take(other)
             pruned, chunks = self._plan(rule)
+            if rule.days and len(pruned.deleted) > len(pruned.kept) and not is_clock_confirmed:
+                raise InvalidArgument(
+                    f"by this machine's clock ({time_of(self._now_ms()):%Y-%m-%d %H:%M} UTC) {len(pruned.deleted)} backups are too old, "
+                    f"and only {len(pruned.kept)} stay: nothing was deleted. If the clock is right, say --confirm-clock"
+                )
             self._delete([manifest_name(each) for each in pruned.deleted], ends_s)
             self._delete(chunks, ends_s)
             return pruned

@@ -1,5 +1,6 @@
 """`qmq backup rebuild`: the coordination store's keys from the replicas' data folders, when etcd is lost for good.
 
+    identity    exactly: each `replica.json` has the cluster's, so clients that run continue
     groups      exactly: the members, the secret and the highest promised epoch are in each `replica.json`; an election finds the master
     subjects    from the queues in the logs; their settings from a backup, if there is one, else the defaults
     routes      from a backup that is new enough, else deduced (qmq/backup/route_evidence.py)
@@ -11,11 +12,12 @@ All other keys (rules, quotas, retry settings, pauses) come from the backup, or 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from qmq_coordination.broker_groups import EpochClaim, group_key
+from qmq_coordination.cluster_identity import CLUSTER
 from qmq_coordination.coordination_store import CoordinationStore, KeyValue
 from qmq_coordination.ordered_records import ROUTES, OrderedState, change_key, group_record_key, latest_key, ordered_state, route_key
 from qmq_coordination.subjects import decode_subject, encode_subject, subject_key
@@ -49,9 +51,16 @@ def rebuilt_keys(folders: Iterable[FolderEvidence], backup: Mapping[str, bytes])
     the folders contradict each other.
     """
     groups: dict[str, list[FolderEvidence]] = defaultdict(list)
+    clusters: set[str] = set()
     for folder in folders:
         groups[folder.identity.group].append(folder)
+        clusters |= {folder.identity.cluster} - {""}
+    if len(clusters) > 1:
+        raise InvalidArgument(f"the folders belong to different clusters, {', '.join(sorted(clusters))}: give only folders of one")
     items = dict(backup)
+    if clusters:
+        items[CLUSTER] = clusters.pop().encode()
+    brokers = sorted(group for group, found in groups.items() if found[0].settings is None)
     for group, found in groups.items():
         items |= _group_keys(group, found)
     seen: dict[str, dict[tuple[str, int], QueueEvidence]] = defaultdict(dict)
@@ -68,7 +77,7 @@ def rebuilt_keys(folders: Iterable[FolderEvidence], backup: Mapping[str, bytes])
         if is_dead_letters(subject):
             continue
         try:
-            items |= _subject_keys(subject, queues, counts[subject], items)
+            items |= _subject_keys(subject, queues, counts[subject], items, brokers)
         except InvalidArgument as cause:
             failed[subject] = cause.message
     return RebuiltKeys(items, failed)
@@ -93,16 +102,22 @@ def _group_keys(group: str, found: list[FolderEvidence]) -> Items:
     return keys
 
 
-def _subject_keys(subject: str, queues: Mapping[tuple[str, int], QueueEvidence], count: CountEvidence, items: Mapping[str, bytes]) -> Items:
-    """The keys of one subject. Raises InvalidArgument if the routes cannot be deduced."""
+def _subject_keys(
+    subject: str, queues: Mapping[tuple[str, int], QueueEvidence], count: CountEvidence, items: Mapping[str, bytes], brokers: Sequence[str]
+) -> Items:
+    """The keys of one subject. Raises InvalidArgument if the routes cannot be deduced. Consumers read an unordered subject from all broker
+    groups: a producer that runs meanwhile may know a placement that neither backup nor logs have, and send there.
+    """
     key = subject_key(subject)
     config = decode_subject(_item(key, items[key])) if key in items else None
     hosts = tuple(sorted({group for group, _ in queues}))
     if all(partition == 0 for _, partition in queues):
-        missing = tuple(each for each in hosts if config is not None and each not in (*config.groups, *config.former_groups))
-        if config is None:
-            return {key: encode_subject(SubjectConfig(subject, groups=hosts))}
-        return {key: encode_subject(replace(config, groups=(*config.groups, *missing)))}
+        config = config or SubjectConfig(subject, groups=hosts)
+        if not config.groups:
+            return {key: encode_subject(config)}
+        missing = tuple(each for each in hosts if each not in (*config.groups, *config.former_groups))
+        groups = (*config.groups, *missing)
+        return {key: encode_subject(replace(config, groups=groups, former_groups=tuple(each for each in brokers if each not in groups)))}
     known = ordered_state(subject, [_item(name, value) for name, value in items.items() if name.startswith(f"{ROUTES}{subject}/")])
     if config is not None and known.latest and _is_new_enough(known, queues):
         return _lane_groups(subject, known.routes, queues, known.groups)

@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Final
 
 from qmq.backup.backup_objects import ListedObjects
+from qmq.text_numbers import whole_number
 from qmq.tiering.object_store import StoreAway
 
 log = logging.getLogger("qmq.backup")
@@ -52,10 +53,11 @@ def mark_of(name: str) -> Mark | None:
     """The mark with this object name; None if the name is not one of a mark."""
     prefix, _, rest = name.partition("/")
     work, _, since = rest.partition("-")
-    since_ms, _, token = since.partition("-")
-    if prefix != RUNNING_PREFIX or work not in tuple(Work) or not since_ms.isdecimal() or not token:
+    time, _, token = since.partition("-")
+    since_ms = whole_number(time)
+    if prefix != RUNNING_PREFIX or work not in tuple(Work) or since_ms is None or not token:
         return None
-    return Mark(Work(work), int(since_ms), token)
+    return Mark(Work(work), since_ms, token)
 
 
 class RunningMarks:

@@ -6,13 +6,13 @@ kept, uuid is a string; others are refused.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from qmq.errors import InvalidArgument
-from qmq.schemas.field_types import Field, ListOf, MapOf, Scalar, Struct, Type
+from qmq.json_values import parse_json
+from qmq.schemas.field_types import Field, ListOf, MapOf, Scalar, Struct, Type, TypeCount, field_name
 
 _PLAIN: Final[Mapping[str, Scalar]] = {
     "boolean": Scalar.BOOLEAN,
@@ -34,7 +34,7 @@ _LOGICAL: Final[Mapping[tuple[str, str], Scalar]] = {
 def parse(text: str) -> Struct:
     """The fields of a body. Raises InvalidArgument, which names the field."""
     try:
-        document: Any = json.loads(text)
+        document: Any = parse_json(text)
     except ValueError as cause:
         raise InvalidArgument(f"the schema is not JSON: {cause}") from None
     kind, is_nullable = _AvroNodes().type_of(document, "", ())
@@ -46,9 +46,14 @@ def parse(text: str) -> Struct:
 @dataclass(slots=True)
 class _AvroNodes:
     named: dict[str, Type] = field(default_factory=dict)
+    count: TypeCount = field(default_factory=TypeCount)
 
     def type_of(self, node: Any, where: str, within: tuple[str, ...]) -> tuple[Type, bool]:
         """A type, and whether null fits. `within`: the records around it."""
+        with self.count.one_more():
+            return self._type_of(node, where, within)
+
+    def _type_of(self, node: Any, where: str, within: tuple[str, ...]) -> tuple[Type, bool]:
         if isinstance(node, list):
             return self._union(node, where, within)
         if isinstance(node, str):
@@ -58,6 +63,8 @@ class _AvroNodes:
         kind = node["type"]
         if isinstance(kind, list | dict):
             return self.type_of(kind, where, within)
+        if not isinstance(kind, str):
+            raise _refusal(where, "its type is no name")
         if "logicalType" in node:
             found = _LOGICAL.get((kind, str(node["logicalType"])))
             if found is None:
@@ -79,11 +86,13 @@ class _AvroNodes:
         parts = node.get("fields")
         if not isinstance(parts, list) or not parts:
             raise _refusal(where, "a record needs fields")
-        fields = []
+        fields: list[Field] = []
         for each in parts:
             if not isinstance(each, dict) or not isinstance(each.get("name"), str):
                 raise _refusal(where, "each field needs a name and a type")
-            name = each["name"]
+            name = field_name(each["name"])
+            if any(name == other.name for other in fields):
+                raise _refusal(where, f"two fields have the name {name!r}")
             kind, is_nullable = self.type_of(each.get("type"), f"{where}.{name}" if where else name, (*within, str(node.get("name"))))
             fields.append(Field(name, kind, "default" not in each, is_nullable))
         return self._remember(node, where, Struct(tuple(fields)))
@@ -99,6 +108,7 @@ class _AvroNodes:
     def _by_name(self, name: str, where: str, within: tuple[str, ...]) -> Type:
         found = _PLAIN.get(name) or self.named.get(name)
         if found is not None:
+            self.count.again(found)
             return found
         if name.split(".")[-1] in within:
             raise _refusal(where, f"record {name} contains itself: a column cannot")

@@ -3,19 +3,21 @@
 Null and a missing field are the same in a field that is not required. Fields that the schema does not have are left out.
 
 An Avro body is a single object as Avro's specification encodes it (its fingerprint names the version that wrote it), or else a plain
-datum of the newest version.
+datum of the newest version. A plain datum does not say which version wrote it: if an older version reads other values from it, as when two
+fields of one type changed places, it is refused.
 """
 
 from __future__ import annotations
 
 import datetime
 import io
-import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import GenericAlias
 from typing import Annotated, Any, Final
 
 from qmq.errors import InvalidArgument
+from qmq.json_values import parse_json
 from qmq.schemas.declared_schema import DeclaredSchema, SchemaFormat
 from qmq.schemas.field_types import ListOf, MapOf, Scalar, Struct, Type
 
@@ -87,20 +89,35 @@ def _avro(versions: Sequence[DeclaredSchema], kind: Any) -> Decode:
         raise InvalidArgument("Avro schemas need fastavro: pip install 'qmq[avro]'") from None
     import msgspec
 
-    parsed = [fastavro.parse_schema(_without_uuid(json.loads(each.text))) for each in versions if each.format is SchemaFormat.AVRO]
+    try:
+        parsed = [fastavro.parse_schema(_without_uuid(parse_json(each.text))) for each in versions if each.format is SchemaFormat.AVRO]
+    except Exception as cause:  # fastavro's parser raises anything for what Avro's specification does not have
+        raise InvalidArgument(f"Avro's library cannot read the schema: {reason_of(cause)}") from None
     newest = parsed[-1]
     writers = {_fingerprint(each): each for each in parsed}
+    older = [each for fingerprint, each in writers.items() if fingerprint != _fingerprint(newest)]
 
-    def decode(body: bytes) -> Any:
-        writer, at = newest, 0
-        if body[:2] == _SINGLE_OBJECT and body[2:10] in writers:
-            writer, at = writers[body[2:10]], 10
+    def read(body: bytes, at: int, writer: Any) -> Any:
         stream = io.BytesIO(body)
         stream.seek(at)
         found = fastavro.schemaless_reader(stream, writer, newest)
         if stream.tell() != len(body):
             raise ValueError(f"{len(body) - stream.tell()} bytes follow the datum")
         return msgspec.convert(found, kind)
+
+    def decode(body: bytes) -> Any:
+        if body[:2] == _SINGLE_OBJECT and body[2:10] in writers:
+            return read(body, 10, writers[body[2:10]])
+        found = read(body, 0, newest)
+        for writer in older:
+            with suppress(Exception):
+                if msgspec.msgpack.encode(read(body, 0, writer)) != msgspec.msgpack.encode(found):
+                    break
+        else:
+            return found
+        raise ValueError(
+            "versions of the schema read different values from this plain datum: send Avro's single objects, which name theirs"
+        )
 
     return decode
 

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any, Final, TypeVar
 
 from qmq.errors import InvalidArgument
+from qmq.json_values import parse_json
 from qmq.schemas import avro_schema, json_schema
 from qmq.schemas.field_types import Struct
 
@@ -56,7 +57,7 @@ class DeclaredSchema:
     @classmethod
     def decode(cls, data: bytes) -> DeclaredSchema:
         """The inverse. Raises ValueError, KeyError, TypeError."""
-        found: dict[str, Any] = json.loads(data)
+        found: dict[str, Any] = parse_json(data)
         return cls(
             SchemaFormat(found["format"]),
             str(found["text"]),

@@ -16,13 +16,13 @@ What limits values (`minimum`, `pattern` ...) has no part in a type, and is not 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from qmq.errors import InvalidArgument
-from qmq.schemas.field_types import Field, ListOf, MapOf, Scalar, Struct, Type
+from qmq.json_values import parse_json
+from qmq.schemas.field_types import Field, ListOf, MapOf, Scalar, Struct, Type, TypeCount, field_name
 
 _PLAIN: Final[Mapping[tuple[str, str], Scalar]] = {
     ("boolean", ""): Scalar.BOOLEAN,
@@ -41,7 +41,7 @@ _NOTES: Final = frozenset({"title", "description", "default", "examples", "depre
 def parse(text: str) -> Struct:
     """The fields of a body. Raises InvalidArgument, which names the field."""
     try:
-        document: Any = json.loads(text)
+        document: Any = parse_json(text)
     except ValueError as cause:
         raise InvalidArgument(f"the schema is not JSON: {cause}") from None
     if not isinstance(document, dict):
@@ -55,9 +55,14 @@ def parse(text: str) -> Struct:
 @dataclass(frozen=True, slots=True)
 class _SchemaNodes:
     document: Mapping[str, Any]
+    count: TypeCount = field(default_factory=TypeCount)
 
     def type_of(self, node: Any, where: str, within: tuple[str, ...]) -> tuple[Type, bool]:
         """A type, and whether null fits. `within`: the references that led here."""
+        with self.count.one_more():
+            return self._type_of(node, where, within)
+
+    def _type_of(self, node: Any, where: str, within: tuple[str, ...]) -> tuple[Type, bool]:
         if not isinstance(node, dict):
             raise _refusal(where, "it must say its type")
         if "$ref" in node:
@@ -84,10 +89,12 @@ class _SchemaNodes:
             if not isinstance(properties, dict):
                 raise _refusal(where, "its properties are not an object")
             required = node.get("required", [])
+            if not isinstance(required, list):
+                raise _refusal(where, "required is not a list")
             fields = []
             for name, each in properties.items():
                 kind, is_nullable = self.type_of(each, f"{where}.{name}" if where else name, within)
-                fields.append(Field(name, kind, name in required, is_nullable))
+                fields.append(Field(field_name(name), kind, name in required, is_nullable))
             return Struct(tuple(fields))
         if isinstance(node.get("additionalProperties"), dict):
             value, is_value_nullable = self.type_of(node["additionalProperties"], f"{where}{{}}", within)

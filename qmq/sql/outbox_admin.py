@@ -68,7 +68,7 @@ class OutboxAdmin:
 
     async def drop(self, ids: Sequence[int]) -> int:
         """Delete messages in any state: they will never be sent. Returns their number."""
-        return await self._change([self._table.statements.delete(chunk) for chunk in chunks(sorted(ids))])
+        return await self._change([self._table.statements.drop(chunk) for chunk in chunks(sorted(ids))])
 
     async def aside(self) -> Sequence[int]:
         """The ids of all set-aside messages."""

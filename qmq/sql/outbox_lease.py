@@ -8,7 +8,7 @@ Rules:
   watchdogs take it at the same time, one changes the row, and the other changes none, because the token has changed.
 * The holder counts by its own monotonic clock from *before* its request: its own deadline is earlier than the database's.
 * A holder that was paused past its lease may still send, and delete what it sent. This is harmless: a message that two watchdogs send has
-  one id, and only stored messages are deleted, by their ids. The lease only avoids double work.
+  one id, and only stored messages are deleted, by their ids and the messages' ids. The lease only avoids double work.
 """
 
 from __future__ import annotations

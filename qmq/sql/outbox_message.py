@@ -16,11 +16,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from qmq import limits
 from qmq.client import due_times, message_checks
 from qmq.errors import InvalidArgument, QmqError
+from qmq.json_values import parse_json
 from qmq.model import MessageId, check_name
 from qmq.sql.outbox_tables import ERROR_CHARS_MAX, HOLDER_CHARS_MAX
 
@@ -83,11 +84,18 @@ class OutboxMessage:
         }
 
 
+class RowName(NamedTuple):
+    """A row, by its place and its message. The place alone is not enough: a database that is put back gives the same ids to other rows."""
+
+    id: int
+    message_id: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class OutboxRow:
     """A row that was read: its message, or the reason why it has none."""
 
-    id: int
+    name: RowName
     message: OutboxMessage | None
     fault: QmqError | None = None
 
@@ -127,25 +135,25 @@ def new_message(
 def from_row(row: Sequence[Any]) -> OutboxRow:
     """Read a row of `OutboxStatements.contents`. Never raises: a damaged row has an error."""
     number, message_id, subject, key, _, tags, headers, body, due_ms, create_time_ms, size = row
-    key_data, data = bytes(key or b""), bytes(body)
+    name, key_data, data = RowName(number, bytes(message_id)), bytes(key or b""), bytes(body)
     found = _content_bytes(key_data, tags, headers, data)
     if found != size:
         fault = InvalidArgument(f"the row has {found} bytes of content where {size} were written: a column of the table is too narrow")
-        return OutboxRow(number, None, fault)
+        return OutboxRow(name, None, fault)
     try:
         message = OutboxMessage(
-            bytes(message_id),
+            name.message_id,
             check_name("subject", subject),
             key_data,
-            tuple(json.loads(tags)) if tags else (),
-            {name: value.encode("latin-1") for name, value in json.loads(headers).items()} if headers else {},
+            tuple(parse_json(tags)) if tags else (),
+            {name: value.encode("latin-1") for name, value in parse_json(headers).items()} if headers else {},
             data,
             due_ms,
             create_time_ms,
         )
     except (ValueError, TypeError, AttributeError, QmqError) as cause:
-        return OutboxRow(number, None, InvalidArgument(f"the row cannot be read: {cause}"))
-    return OutboxRow(number, message)
+        return OutboxRow(name, None, InvalidArgument(f"the row cannot be read: {cause}"))
+    return OutboxRow(name, message)
 
 
 def error_text(error: BaseException) -> str:

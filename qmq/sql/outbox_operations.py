@@ -16,7 +16,7 @@ from qmq.sql.database_connection import Answer, DatabaseConnection
 from qmq.sql.expressions import Statement
 from qmq.sql.outbox_choice import WaitingRow
 from qmq.sql.outbox_lease import LeaseRow
-from qmq.sql.outbox_message import OutboxRow, error_text, from_row
+from qmq.sql.outbox_message import OutboxRow, RowName, error_text, from_row
 from qmq.sql.outbox_runner import EngineRunner, Runner
 from qmq.sql.outbox_sender import is_final
 from qmq.sql.outbox_statements import MANY, OutboxStatements
@@ -78,15 +78,15 @@ class Operations:
         if ids:
             await self.ask(*[self.statements.claim(chunk, grace_ms) for chunk in chunks(sorted(ids))])
 
-    async def settle(self, sent: Sequence[int], failed: Iterable[tuple[int, QmqError]]) -> None:
+    async def settle(self, sent: Sequence[RowName], failed: Iterable[tuple[RowName, QmqError]]) -> None:
         """Delete sent rows; keep failed rows waiting, or set them aside."""
-        by_error: dict[tuple[str, bool], list[int]] = defaultdict(list)
-        for number, error in failed:
-            by_error[error_text(error), is_final(error)].append(number)
+        by_error: dict[tuple[str, bool], list[RowName]] = defaultdict(list)
+        for row, error in failed:
+            by_error[error_text(error), is_final(error)].append(row)
         # In one order, so that two processes that delete do not deadlock.
-        statements = [self.statements.delete(chunk) for chunk in chunks(sorted(sent))]
-        for (text, is_aside), ids in by_error.items():
-            statements += [self.statements.failed(chunk, text, is_final=is_aside) for chunk in chunks(sorted(ids))]
+        statements = [self.statements.sent(chunk) for chunk in chunks(sorted(sent), MANY // 2)]
+        for (text, is_aside), rows in by_error.items():
+            statements += [self.statements.failed(chunk, text, is_final=is_aside) for chunk in chunks(sorted(rows), MANY // 2)]
         if statements:
             await self.ask(*statements)
 
@@ -123,6 +123,6 @@ def _is_the_databases(failure: BaseException) -> bool:
     return isinstance(failure, Exception) and not isinstance(failure, QmqError)
 
 
-def chunks(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
+def chunks(items: Sequence[_T], most: int = MANY) -> Iterator[Sequence[_T]]:
     """Chunks of ids, each small enough for one statement."""
-    return (items[begin : begin + MANY] for begin in range(0, len(items), MANY))
+    return (items[begin : begin + most] for begin in range(0, len(items), most))

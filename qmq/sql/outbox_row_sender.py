@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from qmq.errors import ClientClosed, QmqError
-from qmq.sql.outbox_message import OutboxMessage, error_text
+from qmq.sql.outbox_message import OutboxMessage, RowName, error_text
 from qmq.sql.outbox_operations import Operations
 from qmq.sql.outbox_sender import Fates
 
@@ -71,26 +71,26 @@ class OutboxSender:
         mine = [(found[message.message_id].id, message) for message in messages if message.message_id in found]
         mine.sort(key=lambda row: row[0])
         held = await self._held(subject, mine)
-        going = [(number, message) for number, message in mine if number not in held]
+        going = [(RowName(number, message.message_id), message) for number, message in mine if number not in held]
         await self.table.claim([row.id for row in found.values() if row.claimed_ms < self._grace_ms // 2], self._grace_ms)
-        sent: set[int] = set()
+        sent: set[RowName] = set()
         if going:
             async with self._claimed([number for number, _ in mine]):
                 sent = await self._send(subject, going)
         return HandedOver(
-            frozenset([message.message_id for number, message in going if number in sent]),
+            frozenset([row.message_id for row in sent]),
             frozenset([message.message_id for number, message in mine if number in held]),
         )
 
     async def send_left(self, subject: str, ids: Sequence[int]) -> LeftOver:
         """Send those of these rows that still wait; unreadable ones are set aside. Raises what the driver raises."""
         stored = await self.table.contents(ids)
-        await self.table.settle((), [(row.id, row.fault) for row in stored if row.fault is not None])
-        rows = [(row.id, row.message) for row in stored if row.message is not None]
+        await self.table.settle((), [(row.name, row.fault) for row in stored if row.fault is not None])
+        rows = [(row.name, row.message) for row in stored if row.message is not None]
         return LeftOver(len(rows), len(await self._send(subject, rows)) if rows else 0)
 
-    async def _send(self, subject: str, rows: Sequence[tuple[int, OutboxMessage]]) -> set[int]:
-        """Send rows of one subject, in order, and delete the sent ones. Returns their ids."""
+    async def _send(self, subject: str, rows: Sequence[tuple[RowName, OutboxMessage]]) -> set[RowName]:
+        """Send rows of one subject, in order, and delete the sent ones. Returns these."""
         fates = await self._sender.send(subject, [message for _, message in rows])
         sent = [rows[place][0] for place in fates.sent]
         failed = [(rows[place][0], error) for place, error in fates.failed if not isinstance(error, ClientClosed)]

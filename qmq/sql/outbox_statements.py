@@ -15,6 +15,7 @@ from sqlalchemy.sql.elements import ClauseElement
 
 from qmq.sql.dialects import check_dialect
 from qmq.sql.expressions import Statement, bytes_place, bytes_value, listed, named_table, now_ms, number, places, places_for
+from qmq.sql.outbox_message import RowName
 from qmq.sql.outbox_tables import ASIDE, TABLE, WAITING, check_table, lease_table
 
 MANY: Final = 500
@@ -85,12 +86,17 @@ class OutboxStatements:
         """Claim messages from now on."""
         return Statement(_claim(self, places_for(len(ids))), listed("row", ids) | {"grace": grace_ms})
 
-    def delete(self, ids: Sequence[int]) -> Statement:
-        return Statement(_delete(self, places_for(len(ids))), listed("row", ids))
+    def sent(self, rows: Sequence[RowName]) -> Statement:
+        """Delete messages that were sent."""
+        return Statement(_sent(self, places_for(len(rows))), self._named(rows))
 
-    def failed(self, ids: Sequence[int], error: str, *, is_final: bool) -> Statement:
+    def failed(self, rows: Sequence[RowName], error: str, *, is_final: bool) -> Statement:
         """Messages that could not be sent stay waiting and unclaimed, or are set aside."""
-        return Statement(_failed(self, places_for(len(ids)), ASIDE if is_final else WAITING), listed("row", ids) | {"error": error})
+        return Statement(_failed(self, places_for(len(rows)), ASIDE if is_final else WAITING), self._named(rows) | {"error": error})
+
+    def _named(self, rows: Sequence[RowName]) -> dict[str, Any]:
+        ids = [bytes_value(self.dialect, row.message_id) for row in rows]
+        return listed("row", [row.id for row in rows]) | listed("message", ids)
 
     def waiting(self, after: int, limit: int, besides: Sequence[str]) -> Statement:
         """(id, subject, key hash, size, remaining claim) of rows after `after`, without some subjects."""
@@ -105,6 +111,10 @@ class OutboxStatements:
 
     def list(self, after: int, limit: int, *, only_aside: bool) -> Statement:
         return Statement(_list(self, only_aside), {"after": after, "most": limit})
+
+    def drop(self, ids: Sequence[int]) -> Statement:
+        """Delete messages in any state."""
+        return Statement(_drop(self, places_for(len(ids))), listed("row", ids))
 
     def retry(self, ids: Sequence[int]) -> Statement:
         """Make messages wait again that were set aside."""
@@ -124,13 +134,13 @@ class OutboxStatements:
         """Compare and set: the lease has expired, and was not taken since `token` was read. Changes one row or none."""
         return Statement(_leases(self).take, {"outbox": self.table, "seen": token, "taker": holder, "lease": lease_ms})
 
-    def renew_lease(self, token: int, lease_ms: int) -> Statement:
+    def renew_lease(self, holder: str, token: int, lease_ms: int) -> Statement:
         """Renew the lease, even if it has expired, unless another watchdog has taken it. Changes one row or none."""
-        return Statement(_leases(self).renew, {"outbox": self.table, "seen": token, "lease": lease_ms})
+        return Statement(_leases(self).renew, {"outbox": self.table, "mine": holder, "seen": token, "lease": lease_ms})
 
-    def release_lease(self, token: int) -> Statement:
+    def release_lease(self, holder: str, token: int) -> Statement:
         """Release the lease, so that another watchdog can take it immediately."""
-        return Statement(_leases(self).release, {"outbox": self.table, "seen": token})
+        return Statement(_leases(self).release, {"outbox": self.table, "mine": holder, "seen": token})
 
 
 # --- forms -----------------------------------------------------------------------------------------------------------------
@@ -172,8 +182,19 @@ def _claim(statements: OutboxStatements, count: int) -> ClauseElement:
     return update(rows).values(claimed_until=statements.now + bindparam("grace")).where(rows.c.id.in_(places("row", count)))
 
 
+def _are_named(rows: TableClause, dialect: str, count: int) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    ids = [bytes_place(dialect, f"message_{index}") for index in range(count)]
+    return rows.c.id.in_(places("row", count)), rows.c.message_id.in_(ids)
+
+
 @lru_cache(maxsize=_FORMS)
-def _delete(statements: OutboxStatements, count: int) -> ClauseElement:
+def _sent(statements: OutboxStatements, count: int) -> ClauseElement:
+    rows = statements.rows
+    return delete(rows).where(*_are_named(rows, statements.dialect, count))
+
+
+@lru_cache(maxsize=_FORMS)
+def _drop(statements: OutboxStatements, count: int) -> ClauseElement:
     rows = statements.rows
     return delete(rows).where(rows.c.id.in_(places("row", count)))
 
@@ -184,7 +205,7 @@ def _failed(statements: OutboxStatements, count: int, state: int) -> ClauseEleme
     changed = update(rows).values(
         attempts=rows.c.attempts + number(1), claimed_until=number(0), last_error=bindparam("error"), state=number(state)
     )
-    return changed.where(rows.c.id.in_(places("row", count)))
+    return changed.where(*_are_named(rows, statements.dialect, count))
 
 
 @lru_cache(maxsize=_FORMS)
@@ -238,6 +259,7 @@ def _leases(statements: OutboxStatements) -> _Leases:
     until = statements.now + bindparam("lease")
     is_ours = leases.name == bindparam("outbox")
     seen = update(table).where(is_ours, leases.token == bindparam("seen"))
+    mine = seen.where(leases.holder == bindparam("mine"))  # A database that is put back gives the same token to another holder.
     nobody = {"name": bindparam("outbox"), "holder": bindparam("nobody"), "token": number(0), "lease_until": number(0)}
     return _Leases(
         view=select(leases.holder, leases.token, leases.lease_until - statements.now).where(is_ours),
@@ -245,6 +267,6 @@ def _leases(statements: OutboxStatements) -> _Leases:
         take=seen.where(leases.lease_until <= statements.now).values(
             holder=bindparam("taker"), token=leases.token + number(1), lease_until=until
         ),
-        renew=seen.values(lease_until=until),
-        release=seen.values(lease_until=number(0)),
+        renew=mine.values(lease_until=until),
+        release=mine.values(lease_until=number(0)),
     )

@@ -119,7 +119,7 @@ class Watchdog:
             self._believe(after_asking(token + 1, is_changed, asked_at, self._lease_s))
         elif step is Step.RENEW and self._held is not None:
             token = self._held.token
-            is_changed = await self._table.changed(self._table.statements.renew_lease(token, self._lease_ms))
+            is_changed = await self._table.changed(self._table.statements.renew_lease(self._holder, token, self._lease_ms))
             self._believe(after_asking(token, is_changed, asked_at, self._lease_s))
 
     @property
@@ -141,7 +141,7 @@ class Watchdog:
             return
         try:
             async with asyncio.timeout(LEAVE_S):
-                await self._table.changed(self._table.statements.release_lease(held.token))
+                await self._table.changed(self._table.statements.release_lease(self._holder, held.token))
         except Exception as failure:  # any exception of a driver: other watchdogs wait until the lease expires
             log.info("watchdog %s could not release its lease: %s", self._holder, error_text(failure))
 

@@ -69,17 +69,22 @@ class SegmentCopier:
         objects: Objects,
         group: str,
         fatal: Callable[[BaseException], None],
+        owner: Callable[[], str],
         *,
         pace: CopierPace | None = None,
         chunk_bytes: int = CHUNK_BYTES,
         indexes: bool = False,
     ) -> None:
-        """`store` returns the replica's store, or None while it is reopened. `indexes`: write indexes for local retention."""
+        """`store` returns the replica's store, or None while it is reopened. `owner` returns what tells this group from others of its name,
+        as a restored one. `indexes`: write indexes for local retention.
+        """
         self._store = store
         self._is_master = is_master
         self._objects = objects
         self._names = ObjectNames(group)
         self._fatal = fatal
+        self._owner = owner
+        self._is_owner = False
         self._pace = pace or CopierPace()
         self._chunk_bytes = chunk_bytes
         self._indexes = indexes
@@ -160,6 +165,7 @@ class SegmentCopier:
             self._objects, self._names, store.disk, store.messages.folder, lambda: not self._is_stopping, self._chunk_bytes
         )
         try:
+            await self._in_thread(self._require_owner)
             if step.task is Task.INDEX:
                 is_done = await self._index(store, copying, segment)
             else:
@@ -179,6 +185,24 @@ class SegmentCopier:
         else:
             self.catalog.now_gone(segment)
         await self._save(store)
+
+    def _require_owner(self) -> None:
+        """Check, in a thread, that the objects are this group's: a restored group has the same bytes under the same names, and its
+        retention would delete the original's objects. Raises StoreAway, SegmentConflict.
+        """
+        if self._is_owner:
+            return
+        name, own = self._names.owner, self._owner().encode()
+        if not own:
+            raise StoreAway("the coordination store has not told whose objects these are")
+        if self._is_master():
+            self._objects.create(name, own)
+        found = self._objects.get(name)
+        if found is None and self._is_master():
+            raise StoreAway(f"{name} was put, but the object store does not return it")
+        if found is not None and found != own:
+            raise SegmentConflict(f"{name} names another cluster's group: give this one another prefix (--object-store)")
+        self._is_owner = found is not None  # a master of release 0.2.0 writes none
 
     async def _index(self, store: Store, copying: SegmentCopying, segment: SealedSegment) -> bool:
         """Write the segment's index. False if the store does not have the segment."""

@@ -6,6 +6,9 @@
 
 A slow or unavailable store delays only requests that need its chunks. The reader has its own daemon threads, so the end of the process does
 not wait for them. A file of the cache has no name, so a process that dies leaves none behind.
+
+A chunk that the store has lost or changed is damaged: reads of it fail at once with ObjectDamaged, and after `DAMAGED_S` the chunk is
+fetched again, because an operator may have put the object back.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from qmq.errors import Overloaded, QmqError
-from qmq.log.cold_read import ColdRead, Ended
+from qmq.log.cold_read import ColdRead, Ended, ObjectDamaged
 from qmq.log.segment_index import SegmentIndex
 from qmq.private_files import make_private
 from qmq.tiering.chunk_lru import ChunkKey, ChunkLru, to_fetch
@@ -34,6 +37,11 @@ log = logging.getLogger("qmq.tiering")
 THREADS: Final = 4
 AWAY_RETRY_MS: Final = 1000
 WARN_EVERY_S: Final = 10.0
+DAMAGED_S: Final = 10.0
+"""How long reads of a damaged chunk fail without asking the store again."""
+LOOK_AGAIN_S: Final = 60.0
+"""A damaged chunk that nobody reads is fetched again this often while somebody asks for the damage."""
+DAMAGED_MAX: Final = 1000
 
 
 @dataclass(slots=True)
@@ -55,6 +63,16 @@ class _Fetch:
     """Keyed by the owner's identity, because owners need not be hashable."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Damage:
+    """A damaged chunk, and when it was fetched."""
+
+    index: SegmentIndex
+    name: str
+    failure: ObjectDamaged
+    fetched_s: float
+
+
 class StoredReads:
     """Reads stored bytes for `qmq.log.cold_read.StoredBytes`. Call `close` in the end."""
 
@@ -67,6 +85,7 @@ class StoredReads:
         self._cache: ChunkLru[int] = ChunkLru(cache_bytes)
         """Open files, by chunk."""
         self._fetches: dict[ChunkKey, _Fetch] = {}
+        self._damaged: dict[ChunkKey, _Damage] = {}
         self._orders: queue.SimpleQueue[_Fetch | None] = queue.SimpleQueue()
         self._workers: list[threading.Thread] = []
         self._is_closed = False
@@ -88,14 +107,32 @@ class StoredReads:
             key = ChunkKey(index.base, number)
             file = self._cache.get(key)
             if file is None:
-                raise self._cold(key)
+                raise self._failure(key) or self._cold(key)
             first = number * index.chunk_bytes
             begin, end = max(at - first, 0), min(at + size - first, index.chunk_size(number))
             pieces.append(os.pread(file, end - begin, begin))
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _is_here(self, key: ChunkKey) -> bool:
-        return key in self._cache or key in self._fetches
+        return key in self._cache or key in self._fetches or self._failure(key) is not None
+
+    def _failure(self, key: ChunkKey) -> ObjectDamaged | None:
+        """The error of a chunk that was found damaged a short time ago."""
+        found = self._damaged.get(key)
+        if found is None or self._now_s() - found.fetched_s > DAMAGED_S:
+            return None
+        return ObjectDamaged(found.failure.message, found.failure.end)
+
+    def damaged(self) -> list[tuple[int, str]]:
+        """(base of the segment, name) of each damaged object."""
+        for key, each in self._damaged.items():
+            if key not in self._fetches and self._now_s() - each.fetched_s > LOOK_AGAIN_S:
+                self._begin(each.index, key)
+        return [(key.base, each.name) for key, each in self._damaged.items()]
+
+    @staticmethod
+    def _now_s() -> float:
+        return asyncio.get_running_loop().time()
 
     def _begin(self, index: SegmentIndex, key: ChunkKey) -> None:
         self._fetches[key] = fetch = _Fetch(index, key, asyncio.get_running_loop())
@@ -118,7 +155,11 @@ class StoredReads:
 
     def _fetched(self, fetch: _Fetch, file: int | None, failure: QmqError | None) -> None:
         self._fetches.pop(fetch.key, None)
-        if file is not None:
+        if isinstance(failure, ObjectDamaged):
+            self._found_damaged(fetch, failure)
+            failure = None  # the reader asks again, and finds what it can read before the damage
+        elif file is not None:
+            self._damaged.pop(fetch.key, None)
             if self._is_closed:
                 os.close(file)
                 return
@@ -132,9 +173,19 @@ class StoredReads:
         for _, ended in fetch.waiting.values():
             fetch.loop.call_soon(ended, failure)
 
+    def _found_damaged(self, fetch: _Fetch, failure: ObjectDamaged) -> None:
+        if fetch.key not in self._damaged:
+            log.warning("%s", failure)
+        self.counters.failures += 1
+        name = self._names.chunk(SealedSegment(fetch.index.base, fetch.index.size), fetch.key.number)
+        self._damaged.pop(fetch.key, None)
+        self._damaged[fetch.key] = _Damage(fetch.index, name, failure, self._now_s())
+        if len(self._damaged) > DAMAGED_MAX:
+            del self._damaged[next(iter(self._damaged))]
+
     def _warn(self, failure: QmqError | None) -> None:
         """Log a warning, at most once in a while: readers repeat their requests while the store is unavailable."""
-        now_s = asyncio.get_running_loop().time()
+        now_s = self._now_s()
         if now_s >= self._warn_from_s:
             self._warn_from_s = now_s + WARN_EVERY_S
             log.warning("reading from the object store failed; the next request for these bytes reads again: %s", failure)
@@ -158,7 +209,7 @@ class StoredReads:
             file, failure = None, None
             try:
                 file = self._keep(self._chunk(fetch.index, fetch.key.number))
-            except Overloaded as cause:
+            except (Overloaded, ObjectDamaged) as cause:
                 failure = cause
             except OSError as cause:
                 failure = Overloaded(f"the object store's cache cannot be written ({cause}): free some space")
@@ -169,17 +220,25 @@ class StoredReads:
                 fetch.loop.call_soon_threadsafe(self._fetched, fetch, file, failure)
 
     def _chunk(self, index: SegmentIndex, number: int) -> bytes:
-        """A chunk's bytes, checked. Raises Overloaded."""
+        """A chunk's bytes, checked. Raises Overloaded; ObjectDamaged if the store gives no or other bytes twice."""
         name = self._names.chunk(SealedSegment(index.base, index.size), number)
+        flaw = ""
+        for _ in range(2):
+            data = self._get(name)
+            if data is not None and index.is_chunk(number, data):
+                return data
+            flaw = "is not there" if data is None else "has other bytes than were put"
+        if data is None and self._get(self._names.owner) is None:
+            raise _away(f"the object store has neither {name} nor {self._names.owner}: is it the group's store, and is its folder mounted?")
+        end = index.base + number * index.chunk_bytes + index.chunk_size(number)
+        raise ObjectDamaged(f"object {name} {flaw}: put it back from a copy, its CRC-32C is {index.checksums[number]:08x}", end)
+
+    def _get(self, name: str) -> bytes | None:
+        """Raises Overloaded."""
         try:
-            data = self._objects.get(name)
+            return self._objects.get(name)
         except StoreAway as cause:
             raise _away(f"messages are in the object store, which does not give them ({cause}): try again") from cause
-        if data is None:
-            raise _away(f"the object store does not have {name}: was it deleted there, or by a replica with a shorter retention?")
-        if not index.is_chunk(number, data):
-            raise _away(f"the object store gives other bytes than were put for {name}")
-        return data
 
     def _keep(self, data: bytes) -> int:
         """Write a chunk to a file of the cache. Raises OSError."""

@@ -43,6 +43,11 @@ class ObjectNames:
 
     group: str
 
+    @property
+    def owner(self) -> str:
+        """The name of the object that says whose objects these are."""
+        return f"{self.group}/owner"
+
     def chunk(self, segment: SealedSegment, number: int) -> str:
         """The name of a chunk; numbers begin at 0."""
         return f"{self.group}/message/{segment.base:020d}/{number:06d}"

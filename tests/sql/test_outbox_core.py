@@ -183,7 +183,7 @@ def test_a_list_of_any_length_has_few_forms_and_names_nothing_that_was_not_given
     say = OutboxStatements("postgresql")
     forms = set()
     for count in range(1, 501):
-        said = say.delete(range(count))
+        said = say.drop(range(count))
         found = prepared(said.expression, "postgresql", "format")
         forms.add(found.text)
         assert set(found.parameters(said.values)) == set(range(count))
@@ -192,7 +192,7 @@ def test_a_list_of_any_length_has_few_forms_and_names_nothing_that_was_not_given
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_table_is_named_in_statements_as_in_its_migration(dialect: str) -> None:
-    said = OutboxStatements(dialect, "Shop.Outbox_7").delete([1])
+    said = OutboxStatements(dialect, "Shop.Outbox_7").drop([1])
     assert prepared(said.expression, dialect, "qmark").text.startswith("DELETE FROM Shop.Outbox_7 ")
 
 

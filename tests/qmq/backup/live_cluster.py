@@ -45,9 +45,12 @@ WITHIN_S: Final = 60.0
 class LiveCluster:
     """`groups` maps each group to the replicas that it begins with; the group `d` is a delay group."""
 
-    def __init__(self, endpoint: str, namespace: str, folder: Path, groups: Mapping[str, tuple[str, ...]] = GROUPS) -> None:
+    def __init__(
+        self, endpoint: str, namespace: str, folder: Path, groups: Mapping[str, tuple[str, ...]] = GROUPS, meta_port: int = 0
+    ) -> None:
         self._endpoint, self._namespace = endpoint, namespace
         self.folder = folder
+        self.meta_port = meta_port
         self.groups = dict(groups)
         self.nodes: dict[str, ReplicaNode] = {}
         self.store = self.open_store()
@@ -63,9 +66,10 @@ class LiveCluster:
         await asyncio.gather(*[self.start_replica(group, name) for group, names in self.groups.items() for name in names])
         self._view = ClusterView(self.store)
         await self._view.start()
-        self._meta = MetaServer(self.store, self._view, MetaConfig(port=0, evacuates=False))
+        self._meta = MetaServer(self.store, self._view, MetaConfig(port=self.meta_port, evacuates=False))
         await self._meta.start()
         self.server = self._meta.address
+        self.meta_port = int(self.server.rpartition(":")[2])
         for group in self.groups:
             await self.until_master(group)
 

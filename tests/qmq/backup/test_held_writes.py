@@ -17,6 +17,7 @@ from qmq.network import NETWORK
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
 from qmq.rpc import typed_error
+from qmq.server_name import any_server
 
 
 class Master:
@@ -42,7 +43,7 @@ class Master:
 
 @asynccontextmanager
 async def master_of(cluster: LiveCluster, name: str) -> AsyncIterator[Master]:
-    async with NETWORK.channel(cluster.nodes[name]._running.control_address) as channel:
+    async with NETWORK.channel(cluster.nodes[name]._running.control_address, any_server) as channel:
         yield Master(control_pb2_grpc.BrokerControlStub(channel))
 
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from live_cluster import LiveCluster, objects_in, running
 
-from qmq.backup.backup_manifest import VERSION, BackedUpGroup, BackedUpSegment, BackupManifest, ChunkedBytes, new_id, time_of
+from qmq.backup.backup_manifest import VERSION, BackedUpGroup, BackedUpSegment, BackupManifest, ChunkedBytes, new_id, time_of_backup
 from qmq.backup.backup_objects import BackupObjects
 from qmq.backup.pruning import BackupPruner, KeepRule, split_by
 from qmq.backup.running_marks import HOUR_MS, Mark, RunningMarks, Work
@@ -117,7 +117,7 @@ def test_a_rule_keeps_the_newest_and_the_young(ages: list[int], count: int, days
 
 
 def test_an_id_says_its_time_and_a_foreign_one_is_kept() -> None:
-    found = time_of(new_id(NOW_MS + 123))
+    found = time_of_backup(new_id(NOW_MS + 123))
     assert found == datetime.fromtimestamp(NOW_MS / 1000, UTC) + timedelta(milliseconds=123)
     kept, deleted = split_by(KeepRule(1), ["aaa", new_id(NOW_MS - DAY_MS), new_id(NOW_MS)], NOW_MS)
     assert "aaa" in kept
@@ -140,6 +140,19 @@ def test_only_what_no_backup_needs_is_deleted(tmp_path: Path) -> None:
     assert is_whole(objects, new)
     assert len(objects.chunk_names()) == 4
     assert objects.store.names("running") == []
+
+
+def test_a_clock_that_is_ahead_deletes_no_backups_until_it_is_confirmed(tmp_path: Path) -> None:
+    """Also when a backup was created by that clock: it is the newest, and is young."""
+    objects = objects_in(tmp_path)
+    old = [put_backup(objects, age, b"%d" % age) for age in (400, 3, 2, 1)]
+    put_backup(objects, -365, b"created by the wrong clock")
+    ahead = BackupPruner(objects, now_ms=lambda: NOW_MS + 365 * DAY_MS)
+    with pytest.raises(InvalidArgument, match="4 backups are too old, and only 1 stay: nothing was deleted"):
+        ahead.prune(KeepRule(days=30))
+    assert all(is_whole(objects, each) for each in old)
+    assert pruner(objects).prune(KeepRule(days=30)).deleted == (old[0].id,)
+    assert len(ahead.prune(KeepRule(days=30), is_clock_confirmed=True).deleted) == 3
 
 
 def test_a_prune_that_dies_at_any_call_leaves_whole_backups_and_is_continued(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,18 +15,21 @@ from qmq_coordination.etcd.etcd_process import EtcdProcess
 from qmq_ordering.algebra import first_route, merge, move, next_route, split
 from qmq_ordering.hashing import logical_partition
 from qmq_ordering.route import Change, LpRange, Route
+from qmq_replication.replica_identity import new
+from qmq_replication.replica_membership import ReplicaMembership
 
 from qmq.backup.cluster_items import decode_items
-from qmq.backup.log_evidence import look_into
+from qmq.backup.log_evidence import FolderEvidence, look_into
 from qmq.backup.rebuilding import put_rebuilt, rebuilt_keys
 from qmq.backup.route_evidence import CountEvidence, PartitionEvidence, deduce
 from qmq.errors import FolderInUse, InvalidArgument, NotEmpty
-from qmq.model import Order
+from qmq.model import Order, SubjectConfig
+from qmq.proto.v1 import meta_pb2 as pb
 
 
 def without_etcd(etcd: EtcdProcess, cluster: LiveCluster) -> LiveCluster:
     """The same folders with an empty coordination store."""
-    return LiveCluster(etcd.endpoint, f"/{secrets.token_hex(8)}", cluster.folder, cluster.groups)
+    return LiveCluster(etcd.endpoint, f"/{secrets.token_hex(8)}", cluster.folder, cluster.groups, cluster.meta_port)
 
 
 def folders_of(cluster: LiveCluster) -> list[Path]:
@@ -73,6 +78,37 @@ async def test_a_cluster_continues_with_a_new_etcd(
             assert [body for found_key, body in got if found_key == key] == history.ordered[key][before:]
         with pytest.raises(NotEmpty):
             await put_rebuilt(cluster.open_store(), rebuilt)
+
+
+async def test_clients_that_run_meanwhile_continue_after_a_rebuild(cluster: LiveCluster, shared_etcd: EtcdProcess) -> None:
+    async with cluster.client() as mq:
+        await mq.metadata.create_subject(SubjectConfig("u"))
+        await mq.metadata.create_subject(SubjectConfig(ORDERED, order=Order.STRICT, logical_partitions=64), partitions=2)
+        producer, consumer = mq.ordered_producer(ORDERED), mq.consumer("u", "g", ack="explicit")
+        await producer.send(b"1", "k")
+        await mq.send("u", b"1")
+        await mq.metadata.change_route(ORDERED, split=pb.SplitOperation(partition=1, parts=2), from_version=1)
+        await cluster.stop()
+        again = without_etcd(shared_etcd, cluster)
+        await put_rebuilt(again.store, rebuilt_keys([look_into(each) for each in folders_of(cluster)], {}))
+        async with running(again):
+            assert again.server == cluster.server
+            await producer.send(b"2", "k")
+            await mq.send("u", b"2")
+            assert [body for _, body in await rest(mq, ORDERED, "readers")] == [b"1", b"2"]
+            async with asyncio.timeout(60):
+                found = [(await anext(consumer)).body for _ in range(2)]
+            assert sorted(found) == [b"1", b"2"]
+            await consumer.close()
+
+
+def test_folders_of_different_clusters_are_refused(tmp_path: Path) -> None:
+    folders = []
+    for name in ("a", "b"):
+        identity = replace(new(f"g-{name}", name), cluster=name, membership=ReplicaMembership(1, (name,)).encode().decode())
+        folders.append(FolderEvidence(tmp_path, identity, None))
+    with pytest.raises(InvalidArgument, match="different clusters, a, b"):
+        rebuilt_keys(folders, {})
 
 
 def evidence(routes: list[Route], changes: list[Change], lps: set[int]) -> dict[int, PartitionEvidence]:

@@ -74,6 +74,17 @@ WIDE = {"name": "id", "type": "long"}
 NOTE = {"name": "note", "type": ["null", "string"], "default": None}
 
 
+def test_a_plain_datum_that_versions_read_differently_is_refused_and_not_swapped() -> None:
+    amount, fee = {"name": "amount", "type": "int"}, {"name": "fee", "type": "int"}
+    first, second = avro(amount, fee), avro(fee, amount)
+    decode = decoder_of([first, second])
+    for each in (first, second):
+        assert values(decode(datum(each, {"amount": 100, "fee": 1}, is_single=True))) == (1, 100)
+        with pytest.raises(ValueError, match="different values from this plain datum"):
+            decode(datum(each, {"amount": 100, "fee": 1}, is_single=False))
+        assert values(decode(datum(each, {"amount": 3, "fee": 3}, is_single=False))) == (3, 3)
+
+
 def test_an_avro_body_is_read_by_the_version_that_wrote_it_and_shown_by_the_newest() -> None:
     first, second = avro(ID), avro(WIDE, NOTE)
     decode = decoder_of([first, second])

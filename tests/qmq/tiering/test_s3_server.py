@@ -46,7 +46,9 @@ def copier_of(store: Store, objects: Objects, *, is_master: bool = True) -> Segm
     def fail(cause: BaseException) -> None:
         raise cause
 
-    return SegmentCopier(lambda: store, lambda: is_master, objects, "g", fail, pace=PACE, chunk_bytes=CHUNK_BYTES, indexes=True)
+    return SegmentCopier(
+        lambda: store, lambda: is_master, objects, "g", fail, lambda: "owner", pace=PACE, chunk_bytes=CHUNK_BYTES, indexes=True
+    )
 
 
 def objects_in(folder: Path) -> dict[str, bytes]:
@@ -90,7 +92,7 @@ async def test_a_log_is_copied_read_and_deleted_through_every_fault(tmp_path: Pa
         log.drop_files_before(log.bases[-1])
         await eventually(lambda: not copier.catalog.stored and not copier.catalog.noted, within_s=100)
         await copier.stop()
-        assert objects_in(tmp_path) == {}
+        assert objects_in(tmp_path) == {NAMES.owner: b"owner"}
     assert all(counts.values()), counts
 
 

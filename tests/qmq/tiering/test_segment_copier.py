@@ -4,6 +4,7 @@ restart.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -30,8 +31,12 @@ def fail(cause: BaseException) -> None:
 
 
 @asynccontextmanager
-async def running(store: Store, objects: Objects, *, is_master: bool = True, indexes: bool = False) -> AsyncIterator[SegmentCopier]:
-    found = SegmentCopier(lambda: store, lambda: is_master, objects, "g", fail, pace=PACE, chunk_bytes=CHUNK_BYTES, indexes=indexes)
+async def running(
+    store: Store, objects: Objects, *, is_master: bool = True, indexes: bool = False, owner: str = "original"
+) -> AsyncIterator[SegmentCopier]:
+    found = SegmentCopier(
+        lambda: store, lambda: is_master, objects, "g", fail, lambda: owner, pace=PACE, chunk_bytes=CHUNK_BYTES, indexes=indexes
+    )
     found.start()
     try:
         yield found
@@ -50,6 +55,28 @@ async def test_sealed_segments_are_stored_and_the_one_being_written_is_not(tmp_p
         async with running(store, objects) as copier:
             await eventually(lambda: copier.catalog.stored == sealed_segments(store))
             assert copier.counters.copied_bytes == 0
+
+
+@pytest.mark.parametrize("has_catalog", [False, True])
+async def test_a_restored_group_with_the_same_prefix_deletes_no_object_of_the_original(tmp_path: Path, has_catalog: bool) -> None:
+    """Its log has the same bytes at the same positions, and its retention ends them earlier. `has_catalog`: the folder was copied."""
+    objects = in_memory()
+    with log_at(tmp_path / "1") as original, log_at(tmp_path / "2") as restored:
+        stored = sealed_segments(original)
+        async with running(original, objects) as copier:
+            await eventually(lambda: copier.catalog.stored == stored)
+        if has_catalog:
+            shutil.copy(original.folder / CATALOG_FILE, restored.folder / CATALOG_FILE)
+        async with running(restored, objects, owner="restored") as other, running(restored, objects, owner="restored", is_master=False):
+            restored.messages.drop_files_before(restored.messages.bases[-1])
+            grow(restored, 4)
+            await eventually(lambda: other.counters.failures["conflict"] > 3)
+            assert other.counters.deleted_segments == other.counters.copied_bytes == 0
+        assert all(objects.get(NAMES.manifest(each)) is not None for each in stored)
+        async with running(original, objects) as copier:
+            original.messages.drop_files_before(original.messages.bases[2])
+            await eventually(lambda: copier.catalog.stored == sealed_segments(original))
+            assert copier.counters.failures["conflict"] == 0
 
 
 async def test_a_lost_catalog_is_rebuilt_without_copying_again(tmp_path: Path) -> None:

@@ -11,14 +11,16 @@ from random import Random
 
 import pytest
 from google_crc32c import value as crc32c
+from support import eventually
 from tiered_log import FaultyObjects, in_memory
 
 from qmq.broker.through_cold_reads import through_cold_reads
 from qmq.errors import Overloaded
-from qmq.log.cold_read import ColdRead
+from qmq.log.cold_read import ColdRead, ObjectDamaged
 from qmq.log.segment_index import SegmentIndex
+from qmq.testing.virtual_clock import loop_time_of
 from qmq.tiering.object_store import Objects
-from qmq.tiering.stored_reads import StoredReads
+from qmq.tiering.stored_reads import DAMAGED_S, LOOK_AGAIN_S, StoredReads
 from qmq.tiering.stored_segment import ObjectNames, SealedSegment
 
 CHUNK = 1000
@@ -38,6 +40,7 @@ FINE = SegmentIndex(SEGMENT.base, SEGMENT.size, 100, tuple(map(crc32c, chunks(10
 
 def filled(index: SegmentIndex = INDEX) -> Objects:
     objects = in_memory()
+    objects.create(NAMES.owner, b"")
     for number, chunk in enumerate(chunks(index.chunk_bytes)):
         objects.create(NAMES.chunk(SEGMENT, number), chunk)
     return objects
@@ -104,11 +107,55 @@ async def test_bytes_that_are_not_the_logs_are_never_given_out(tmp_path: Path, f
     if fault != "gone":
         objects.create(name, right[:-1] + (bytes([right[-1] ^ 1]) if fault == "changed" else b""))
     async with reads(objects, tmp_path) as stored:
-        with pytest.raises(Overloaded, match="does not have" if fault == "gone" else "other bytes"):
+        with pytest.raises(
+            ObjectDamaged, match=f"{name} {'is not there' if fault == 'gone' else 'has other bytes'}.*put it back"
+        ) as failure:
             await through_cold_reads(stored.read, INDEX, 4 * CHUNK, 10)
-        with pytest.raises(Overloaded):
+        assert failure.value.end == SEGMENT.base + 5 * CHUNK
+        assert stored.damaged() == [(SEGMENT.base, name)]
+        with pytest.raises(ObjectDamaged):
             stored.read_waiting(INDEX, 4 * CHUNK, 10)
         assert await through_cold_reads(stored.read, INDEX, 5 * CHUNK, 10) == DATA[5 * CHUNK : 5 * CHUNK + 10]
+
+
+async def test_a_store_without_anything_of_the_group_is_away_and_not_damaged(tmp_path: Path) -> None:
+    async with reads(in_memory(), tmp_path) as stored:
+        with pytest.raises(Overloaded, match="is its folder mounted"):
+            await through_cold_reads(stored.read, INDEX, 0, 10)
+        assert stored.damaged() == []
+
+
+async def test_a_damaged_object_is_asked_for_seldom_and_read_when_it_was_put_back(tmp_path: Path) -> None:
+    objects, name = FaultyObjects(filled()), NAMES.chunk(SEGMENT, 9)
+    time, right = loop_time_of(asyncio.get_running_loop()), objects.get(name)
+    assert right is not None
+    objects.delete(name)
+    async with reads(objects, tmp_path) as stored:
+        with pytest.raises(ObjectDamaged):
+            await through_cold_reads(stored.read, INDEX, 9_000, 10)
+        calls = objects.calls
+        for _ in range(100):
+            with pytest.raises(ObjectDamaged):
+                stored.read(INDEX, 9_000, 10)
+        assert objects.calls == calls
+        objects.create(name, right)
+        time.added_s += DAMAGED_S + 1
+        assert await through_cold_reads(stored.read, INDEX, 9_000, 10) == DATA[9_000:9_010]
+        assert stored.damaged() == []
+
+
+async def test_a_damaged_object_without_readers_counts_until_it_is_back(tmp_path: Path) -> None:
+    objects, name = filled(), NAMES.chunk(SEGMENT, 9)
+    time, right = loop_time_of(asyncio.get_running_loop()), objects.get(name)
+    assert right is not None
+    objects.delete(name)
+    async with reads(objects, tmp_path) as stored:
+        with pytest.raises(ObjectDamaged):
+            await through_cold_reads(stored.read, INDEX, 9_000, 10)
+        objects.create(name, right)
+        assert stored.damaged() == [(SEGMENT.base, name)]
+        time.added_s += LOOK_AGAIN_S + 1
+        await eventually(lambda: stored.damaged() == [])
 
 
 async def test_a_slow_chunk_holds_up_no_other(tmp_path: Path) -> None:
