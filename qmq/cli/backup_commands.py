@@ -162,13 +162,17 @@ def prune(
     where: Url,
     keep: Annotated[int, typer.Option("--keep", help="The newest so many backups stay.")] = 0,
     keep_days: Annotated[int, typer.Option("--keep-days", help="Backups of the last so many days stay.")] = 0,
+    confirm_clock: Annotated[
+        bool, typer.Option("--confirm-clock", help="This machine's clock is right: delete even if more backups are too old than stay.")
+    ] = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Delete old backups, and the chunks that no other backup has. Backups that match --keep or --keep-days stay, and so does the newest
     one.
 
-    While a backup is created in this place, nothing is deleted. If the command is interrupted, run it again.
+    While a backup is created in this place, nothing is deleted. With --keep-days, nothing is deleted either if more backups are too old
+    than stay: this machine's clock may be wrong (--confirm-clock). If the command is interrupted, run it again.
     """
     from qmq.backup.pruning import BackupPruner, KeepRule
 
@@ -177,14 +181,14 @@ def prune(
     except QmqError as failure:
         fail(failure)
     pruner = BackupPruner(objects, now_ms=lambda: time.time_ns() // 1_000_000)
-    done = run(_away(_prune(pruner, rule, dry_run)))
+    done = run(_away(_prune(pruner, rule, dry_run, confirm_clock)))
     verb = "would delete" if dry_run else "deleted"
     sentence = f"{verb} {len(done.deleted)} backups and {done.chunks:,} chunks; {len(done.kept)} backups stay"
     say(sentence, ("kept", "deleted", "chunks"), (list(done.kept), list(done.deleted), done.chunks), as_json=as_json)
 
 
-async def _prune(pruner: BackupPruner, rule: KeepRule, dry_run: bool) -> Pruned:
-    return pruner.look(rule) if dry_run else pruner.prune(rule)
+async def _prune(pruner: BackupPruner, rule: KeepRule, dry_run: bool, confirm_clock: bool) -> Pruned:
+    return pruner.look(rule) if dry_run else pruner.prune(rule, is_clock_confirmed=confirm_clock)
 
 
 @app.command("restore")

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 import qmq
 from qmq.cli import draining
 from qmq.cli.cli_timing import CliTiming, timing_of
+from qmq.cli.confirm_clock import confirm_clock
 from qmq.cli.hand_over import hand_over
 from qmq.cli.output import SERVER, DryRun, Json, Server, errors, fail, run, show
 from qmq.cli.progress_bar import progress_of
@@ -108,6 +109,7 @@ def broker(context: typer.Context, options: BrokerOptions) -> None:
 
 
 app.command("hand-over")(hand_over)
+app.command("confirm-clock")(confirm_clock)
 
 
 @app.command("drain")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import sys
@@ -18,8 +17,10 @@ import qmq
 from qmq.cli.output import SERVER, Server, console, errors, fail, run
 from qmq.cli.table import ELLIPSIS, View, relative
 from qmq.cli.times import parse_duration, parse_when
+from qmq.clock import time_of
 from qmq.errors import InvalidArgument, QmqError
 from qmq.operations.key_texts import key_text, parse_key
+from qmq.operations.message_view import stored_facts
 from qmq.printable import visible
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def print_message(message: BrowsedMessage, *, as_json: bool) -> None:
 
 def line(message: BrowsedMessage, width: int | None) -> Text:
     """Store time, position, key and body of a message, cut to `width` characters. With None the line is not cut, and the time is exact."""
-    stored = datetime.fromtimestamp(message.append_time_ms / 1000, UTC)
+    stored = time_of(message.append_time_ms)
     when = stored.isoformat(timespec="milliseconds") if width is None else relative(message.append_time_ms, time.time_ns() // 1_000_000)
     queue = f"{message.broker_group}/{message.partition}" if message.partition else message.broker_group
     place = f"{queue}@{message.sequence}"
@@ -139,22 +140,6 @@ def line(message: BrowsedMessage, width: int | None) -> Text:
 
 
 def fields(message: BrowsedMessage) -> dict[str, Any]:
-    """The whole message for JSON: `body` is null if the body is not UTF-8; `body_base64` is always present."""
-    try:
-        body: str | None = message.body.decode()
-    except UnicodeDecodeError:
-        body = None
-    return {
-        "subject": message.subject,
-        "broker_group": message.broker_group,
-        "partition": message.partition,
-        "sequence": message.sequence,
-        "id": str(message.id),
-        "key": None if message.key_bytes is None else key_text(message.key_bytes),
-        "tags": list(message.tags),
-        "headers": {name: key_text(value) for name, value in message.headers.items()},
-        "create_time_ms": message.create_time_ms,
-        "append_time_ms": message.append_time_ms,
-        "body": body,
-        "body_base64": base64.b64encode(message.body).decode(),
-    }
+    """The whole message for JSON."""
+    place = {"subject": message.subject, "broker_group": message.broker_group, "partition": message.partition}
+    return place | stored_facts(message)

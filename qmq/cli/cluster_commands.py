@@ -108,6 +108,8 @@ def _replica(group: pb.GroupDescription, replica: pb.ReplicaDescription, master:
         "epoch": told.epoch,
         "is_serving": told.is_serving,
         "is_whole": told.is_whole,
+        "fork": told.fork,
+        "older_store": told.older_store,
         "last_index": told.last_index,
         "stored_index": told.stored_index,
         "commit_index": told.commit_index,
@@ -160,10 +162,14 @@ def _short(number: int | None) -> str:
 
 
 def _note(replica: dict[str, Any]) -> str | Text:
+    if replica["vote"] == "none":
+        return Text("no vote: not a member", "yellow")
     if not replica["is_present"]:
         return Text("gone", "red")
     if replica["role"] is None:
         return Text("does not answer", "red")
+    if replica.get("fork"):
+        return Text("its master lacks committed entries", "red")
     if replica["vote"] == "learner":
         return "learner"
     if not replica["is_whole"]:

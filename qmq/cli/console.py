@@ -14,6 +14,7 @@ import typer
 from qmq.cli.arguments import port_option
 from qmq.cli.output import SERVER, Server, fail, run
 from qmq.errors import InvalidArgument, QmqError
+from qmq.text_numbers import joined
 
 if TYPE_CHECKING:
     from qmq.console.console_server import ConsoleServer
@@ -70,7 +71,7 @@ def console(
     try:
         if login not in [each.value for each in LoginMode]:
             raise InvalidArgument(f"--login must be own, token, oidc or proxy, not {login!r}")
-        public = public_url.rstrip("/") or f"{'https' if cert else 'http'}://{host}:{port}"
+        public = public_url.rstrip("/") or f"{'https' if cert else 'http'}://{joined(host, port)}"
         oidc = (
             OidcConfig(oidc_issuer, oidc_client, f"{public}/login/callback", _secret(oidc_secret), oidc_scope, oidc_token)
             if oidc_issuer and oidc_client

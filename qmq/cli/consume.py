@@ -14,6 +14,8 @@ import qmq
 from qmq.cli.known_names import require_subject
 from qmq.cli.output import SERVER, Json, Server, run
 from qmq.errors import InvalidArgument, OrderMismatch
+from qmq.model import check_name
+from qmq.operations.message_view import stored_facts
 from qmq.printable import visible
 
 if TYPE_CHECKING:
@@ -48,14 +50,16 @@ class Form(NamedTuple):
     def line(self, message: StoredMessage, place: dict[str, Any]) -> bytes:
         """The printed message, without the newline."""
         if self.as_json:
-            return json.dumps(place | _fields(message)).encode()
+            return json.dumps(place | stored_facts(message) | {"attempt": message.attempt}).encode()
         return message.body if self.is_raw else visible(message.body.decode(errors="backslashreplace")).encode()
 
 
 async def _consume(server: str, subject: str, group: str, count: int, idle_s: float, start: str, tags: list[str], form: Form) -> None:
     """Consume as an unordered subject; switch to an ordered consumer if the broker says at the first pull that the subject is ordered."""
     async with qmq.connect(server, create_subjects=False) as mq:
-        await require_subject(mq, subject)  # Fail at once: the client itself would wait for the subject to be created.
+        check_name("group", group)
+        check_name("subject", subject)
+        await require_subject(mq, subject, must_answer=True)  # Fail at once: the client itself would wait for the subject to be created.
         try:
             await _consume_unordered(mq, subject, group, count, idle_s, start, tags, form)
         except OrderMismatch:
@@ -73,6 +77,7 @@ async def _consume_unordered(
             most = min(count - printed, 1000) if count else 1000
             found = await consumer.pull(most, timedelta(seconds=idle_s or 3600))
             if idle_s and not found.slices:
+                await require_subject(mq, subject, must_answer=True)
                 return
             for message in found:
                 _print(message, {"subject": message.subject, "broker_group": message.broker_group}, form)
@@ -90,6 +95,7 @@ async def _consume_ordered(mq: qmq.Client, subject: str, group: str, count: int,
                 async with asyncio.timeout(idle_s or None):
                     message = await anext(consumer)
             except TimeoutError:
+                await require_subject(mq, subject, must_answer=True)
                 return
             _print(message, _place(message), form)
             sys.stdout.buffer.flush()
@@ -109,17 +115,3 @@ def _place(message: OrderedMessage) -> dict[str, Any]:
 
 def _print(message: StoredMessage, place: dict[str, Any], form: Form) -> None:
     sys.stdout.buffer.write(form.line(message, place) + b"\n")
-
-
-def _fields(message: StoredMessage) -> dict[str, Any]:
-    return {
-        "sequence": message.sequence,
-        "id": str(message.id),
-        "key": message.key,
-        "tags": list(message.tags),
-        "headers": {name: value.decode(errors="replace") for name, value in message.headers.items()},
-        "attempt": message.attempt,
-        "create_time_ms": message.create_time_ms,
-        "append_time_ms": message.append_time_ms,
-        "body": message.body.decode(errors="replace"),
-    }

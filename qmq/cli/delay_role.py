@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qmq.cli.arguments import port_option
+from qmq.cli.confirm_clock import confirm_clock
 from qmq.cli.hand_over import hand_over
 from qmq.cli.roles import ReplicaOptions, serve_replica, taking
 from qmq.cli.times import parse_duration
@@ -61,6 +62,7 @@ def attach(app: typer.Typer) -> None:
     """Make `app` run a delay server when it is called without a verb, and hand the mastership of one over."""
     app.callback(invoke_without_command=True)(delay)
     app.command("hand-over")(hand_over)
+    app.command("confirm-clock")(confirm_clock)
 
 
 @taking(DelayOptions)

@@ -13,6 +13,7 @@ from rich.text import Text
 from qmq.cli.delay_histogram import Bar, DelayHistogram, Due, histogram, shown
 from qmq.cli.table import LineTable
 from qmq.operations.key_texts import key_text
+from qmq.operations.message_view import text_of
 from qmq.operations.moments import Time
 
 if TYPE_CHECKING:
@@ -53,16 +54,9 @@ def message_facts(found: DelayedMessage) -> dict[str, Any]:
         "tags": list(found.tags),
         "headers": {name: key_text(value) for name, value in found.headers.items()},
         "body_bytes": found.body_bytes,
-        "body": _text_of(body),
+        "body": text_of(body),
         "body_base64": base64.b64encode(body).decode(),
     }
-
-
-def _text_of(body: bytes) -> str | None:
-    try:
-        return body.decode()
-    except UnicodeDecodeError:
-        return None
 
 
 def message_view(facts: dict[str, Any]) -> list[RenderableType]:

@@ -31,6 +31,7 @@ class DevPlace:
     port: Annotated[int, port_option("The metaserver's port")] = 20880
     data_port: Annotated[int, port_option("The broker's data port")] = 20881
     control_port: Annotated[int, port_option("The broker's control port")] = 20882
+    advertise: Annotated[str, typer.Option(envvar="QMQ_ADVERTISE", help="The host name advertised to clients; default: --host.")] = ""
     create_subjects: Annotated[bool, typer.Option(help="Create a subject at its first message.")] = True
     delay: Annotated[bool, typer.Option("--delay/--no-delay", help="Run a delay group for delayed messages.")] = True
     delay_data_port: Annotated[int, port_option("The delay group's data port")] = 0
@@ -61,12 +62,15 @@ def dev(_: typer.Context, options: DevOptions) -> None:
     from qmq.delay.delay_config import DelayConfig
     from qmq.node.dev_node import Node, NodeConfig
     from qmq.node.environment import environment_with
-    from qmq.node.exposure import require_guarded
+    from qmq.node.exposure import require_guarded, require_reachable
 
     try:
         set_up_logging(options.verbose, options.audit_log)
         if options.console not in ("read", "write", "off"):
             raise InvalidArgument(f"--console must be read, write or off, not {options.console!r}")
+        tls = options.tls()
+        require_guarded(options.host, options.insecure, tls=tls, metrics_host=options.open_metrics_host)
+        require_reachable(options.host, options.advertise)
         config = NodeConfig(
             options.data,
             options.host,
@@ -84,9 +88,8 @@ def dev(_: typer.Context, options: DevOptions) -> None:
             metrics_host=options.metrics_host,
             access=options.access(),
             gateway_port=options.gateway_port,
+            advertise=options.advertise,
         )
-        tls = options.tls()
-        require_guarded(options.host, options.insecure, tls=tls, metrics_host=options.open_metrics_host)
         network = environment_with(tls).network
         with _RecoveryBar() as bar:
             run(_serve(Node(config, bar, network=network), options, has_console=tls is None))

@@ -162,7 +162,7 @@ def show_letters(_: typer.Context, options: ShowOptions) -> None:
 
     found = run(_show())
     if as_json or options.ids:
-        show(f"dead letters of group {words[0]}", _WHOLE, [_whole(each) for each in found], as_json=as_json)
+        show(f"dead letters of group {words[0]}", _WHOLE, [whole_row(each) for each in found], as_json=as_json)
         return
     show(f"dead letters of group {words[0]}", _LETTERS, [_row(each) for each in found], as_json=as_json)
 
@@ -238,7 +238,8 @@ def _row(each: DeadLetter) -> tuple[Any, ...]:
     return (str(each.id), each.subject, each.attempts, each.error, time_text(each.dead_ms))
 
 
-def _whole(each: DeadLetter) -> tuple[Any, ...]:
+def whole_row(each: DeadLetter) -> tuple[Any, ...]:
+    """All fields of a letter, for --json."""
     key = key_text(each.key) if each.key else ""
     own = {name: _text(value) for name, value in each.headers.items()}
     return (

@@ -16,6 +16,7 @@ from qmq.cli.output import fail, run
 from qmq.cli.roles import Host, ProcessFlags, set_up_logging, taking
 from qmq.cli.shards import process_command
 from qmq.errors import InvalidArgument, QmqError
+from qmq.text_numbers import joined
 
 if TYPE_CHECKING:
     from qmq.gateway.gateway_config import GatewayConfig
@@ -176,7 +177,7 @@ async def _serve_together(options: GatewayOptions) -> int:
         process_command("gateway", _one_of(options, number), _SHOWN, os.environ, verbose=options.verbose)
         for number in range(options.processes)
     ]
-    ready = f"qmq gateway: {options.processes} processes are ready at {options.host}:{options.port}"
+    ready = f"qmq gateway: {options.processes} processes are ready at {joined(options.host, options.port)}"
     supervisor = ShardSupervisor("the gateway", commands, lambda line: print(line, flush=True), part="process", ready_line=ready)
     return await supervisor.run()
 

@@ -18,6 +18,7 @@ from qmq.errors import InvalidArgument, OrderMismatch, UnknownGroup
 from qmq.operations.finding import counted
 from qmq.operations.moments import Duration
 from qmq.operations.route_reading import described
+from qmq.text_numbers import whole_number
 
 app = typer.Typer(no_args_is_help=True, help="Consumer groups: list, show, reset, delete, set, settings.")
 app.command("set")(set_settings)
@@ -96,7 +97,9 @@ def lag(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Show a group's lag and the unacknowledged messages of each consumer; for an ordered subject, also the group's frontier."""
+    """Show a group's lag and the unacknowledged messages of each consumer; for an ordered subject, also the group's frontier. "filtered"
+    are the messages that the consumers' tags left out since the master began to serve; they count as done.
+    """
     found = run(_lag(server, subject, group))
     if isinstance(found, dict):
         tell_silent(_silent(found))
@@ -112,6 +115,7 @@ def lag(
         "requeued",
         "dying",
         "expired",
+        "filtered",
         "lag ms",
         "consumers",
         "is paused",
@@ -127,6 +131,7 @@ def lag(
             each.requeued,
             each.dying,
             each.expired,
+            each.filtered if each.HasField("filtered") else None,
             Duration(each.lag_ms),
             _consumers(each, as_json),
             each.is_paused if as_json else _yes(each.is_paused),
@@ -225,8 +230,9 @@ def parse_target(to: str) -> dict[str, Any]:
     """Parse the value of `--to`. Raises InvalidArgument."""
     if to in ("earliest", "latest"):
         return {"to": to}
-    if to.isdigit():
-        return {"sequence": int(to)}
+    sequence = whole_number(to)
+    if sequence is not None:
+        return {"sequence": sequence}
     try:
         time = datetime.fromisoformat(to)
     except ValueError:

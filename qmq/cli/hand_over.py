@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from qmq.cli.output import Json, fail, run, show
 from qmq.cli.roles import ReplicaOptions
 from qmq.errors import QmqError
-
-_EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 - an address to connect to is made of it
 
 Wait = Annotated[float, typer.Option("--wait", min=0, help="For how many seconds it is tried while no other replica can take over.")]
 
@@ -31,13 +29,13 @@ async def _hand_over(options: ReplicaOptions, wait_s: float, *, as_json: bool) -
     import asyncio
 
     from qmq.node.asking_to_hand_over import hand_over as ask
-    from qmq.node.environment import environment_with
+    from qmq.security.tls_network import network_of
+    from qmq.server_name import ServerName
 
     try:
-        network = environment_with(options.tls()).network
-        host = options.advertise or ("localhost" if options.host in _EVERYWHERE else options.host)
+        network = network_of(options.tls())
         replicas = options.processes()
-        asked = [ask(network, f"{host}:{each.control_port}", wait_s) for each in replicas]
+        asked = [ask(network, each.control_address(), ServerName(group=each.group, replica=each.replica), wait_s) for each in replicas]
         masters = await asyncio.gather(*asked)
     except QmqError as failure:
         fail(failure)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 import qmq
-from qmq.errors import QmqError, UnknownGroup, UnknownSubject
+from qmq.errors import AccessDenied, QmqError, UnknownGroup, UnknownSubject
 
 PATIENCE_S: Final = 5.0
 """The longest wait for the names of a hint."""
@@ -54,13 +54,17 @@ async def ordered_subjects(mq: qmq.Client, subject: str = "") -> list[str]:
     return [each.settings.name for each in await mq.metadata.list_subjects() if each.settings.order]
 
 
-async def require_subject(mq: qmq.Client, subject: str) -> None:
-    """For a command that found no data of a subject. Raises UnknownSubject if the cluster says that the subject does not exist."""
+async def require_subject(mq: qmq.Client, subject: str, *, must_answer: bool = False) -> None:
+    """For a command that found no data of a subject. Raises UnknownSubject if the cluster says that the subject does not exist; with
+    `must_answer` also the error if no metaserver answers: "no message" would then be no answer.
+    """
     if not subject:
         return
     try:
         is_known = await mq.metadata.find_subject(subject) is not None
-    except QmqError:  # the cluster does not say
+    except QmqError as failure:  # the cluster does not say; also to who may only consume
+        if must_answer and not isinstance(failure, AccessDenied):
+            raise
         return
     if not is_known:
         raise UnknownSubject(f"there is no subject {subject!r}: `qmq subject list` shows all")

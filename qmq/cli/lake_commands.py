@@ -102,18 +102,16 @@ class FollowOptions(MetricsFlags, CatalogFlags, LogFlags):
         if self.metrics_port is None:
             yield
             return
-        thread, host = LoopThread(), serving.metrics_host("127.0.0.1", self.metrics_host)
+        thread, host, last = LoopThread(), serving.metrics_host("127.0.0.1", self.metrics_host), None
         thread.start()
         try:
             served = thread.run(serving.serve(host, self.metrics_port, [LakeMetrics(counts)], lambda: Readiness(True, "ok"), NETWORK))
             if served is not None:
                 typer.echo(f"qmq lake follow: metrics at {served.address}")
-                try:
-                    yield
-                finally:
-                    thread.run(served.stop())
+                last = served.stop
+                yield
         finally:
-            thread.stop()
+            thread.close(last)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from qmq.cli.arguments import Words, subject_and_id
 from qmq.cli.delay_view import message_facts as delayed_facts
 from qmq.cli.output import SERVER, Json, Server, ask, console, run, show, time_text
 from qmq.cli.table import View
+from qmq.json_values import parse_json
 from qmq.operations.inquiry import inquire, places_of
 from qmq.operations.message_view import TIMELINE, event_line, message_facts, timeline
 
@@ -94,7 +95,7 @@ def _body_text(facts: dict[str, Any], form: str) -> str:
         return f"hex:{data.hex()}"
     if form in ("auto", "json"):
         try:
-            return json.dumps(json.loads(data), indent=2, ensure_ascii=False)
+            return json.dumps(parse_json(data), indent=2, ensure_ascii=False)
         except ValueError:
             if form == "json":
                 raise typer.BadParameter("the body is not JSON: use --body text or hex") from None

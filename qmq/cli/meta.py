@@ -80,12 +80,13 @@ async def _serve(options: EtcdOptions, config: MetaConfig, metrics_port: int | N
     from qmq.security.audit import AuditLog
     from qmq.security.cluster_access import follow_access, server_network
 
-    store = CountedStore(options.open(total_s=ETCD_S))
+    etcd = options.open(total_s=ETCD_S)
+    store = CountedStore(etcd)
     view = ClusterView(store)
     audit = audit_subject_of(config.access, store, view, server_network(network, view), f"meta/{config.port}")
     access = follow_access(view, config.access, AuditLog(sink=audit))
     process = process_status(config.host, options, network.credentials)
-    server = MetaServer(store, view, config, network=network, access=access, process=process)
+    server = MetaServer(store, view, config, network=network, access=access, process=process, members=etcd.members)
     sources = (
         MetaSource(server, view),
         CoordinationSource(store, view),

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
 
@@ -19,6 +20,7 @@ from qmq.client.delayed_producer import DelayedProducer
 from qmq.client.due_times import When
 from qmq.client.receipts import DelayedReceipt
 from qmq.errors import CallerError, InvalidArgument, OrderMismatch
+from qmq.json_values import parse_json
 from qmq.model import check_name
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ class ProduceJob(NamedTuple):
     due: When | None
     """When to deliver the messages; None: now."""
     is_quiet: bool
+    timeout: timedelta
+    """How long a message may take to be stored."""
 
     @property
     def keeps_receipts(self) -> bool:
@@ -54,6 +58,7 @@ def produce(
     delay: Annotated[str | None, typer.Option(help="Deliver each message this long after it is sent: 90s, 10m, 1h30m, 2d.")] = None,
     at: Annotated[str | None, typer.Option(help="Deliver then: 2027-01-01T09:00:00+01:00.")] = None,
     compression: Annotated[str | None, typer.Option(help="'zstd' or 'lz4'.")] = None,
+    timeout_s: Annotated[float, typer.Option("--timeout", min=0.1, help="Fail if a message is not stored in this many seconds.")] = 120.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     server: Server = SERVER,
 ) -> None:
@@ -65,7 +70,7 @@ def produce(
     if form not in ("lines", "json"):
         raise typer.BadParameter(f"--format must be 'lines' or 'json', not {form!r}")
     try:
-        job = ProduceJob(server, check_name("subject", subject), compression, _due(delay, at), as_json)
+        job = ProduceJob(server, check_name("subject", subject), compression, _due(delay, at), as_json, timedelta(seconds=timeout_s))
         if job.due is not None and compression is not None:
             raise InvalidArgument("delayed messages are not compressed in batches: leave out --compression")
     except CallerError as failure:
@@ -119,7 +124,7 @@ async def _produce(job: ProduceJob, contents: Iterator[Content], total: int | No
     if first is None:
         return {}, []
     tickets: list[Ticket] = []
-    async with qmq.connect(job.server) as mq, await _begin(mq, job, first, tickets) as producer:
+    async with qmq.connect(job.server, delivery_timeout=job.timeout) as mq, await _begin(mq, job, first, tickets) as producer:
         with counting(f"sending to {job.subject}", total, quiet=job.is_quiet, transient=True) as completed:
             done = len(first[0]) + 1
             for content in contents:
@@ -166,12 +171,13 @@ def _contents(source: BinaryIO, form: str, key: str | None, tags: list[str] | No
         if form == "lines":
             yield body, key, tags, None
         elif body:
-            yield _parse(number, body, key, tags)
+            yield parse_line(number, body, key, tags)
 
 
-def _parse(number: int, line: bytes, key: str | None, tags: list[str] | None) -> Content:
+def parse_line(number: int, line: bytes, key: str | None, tags: list[str] | None) -> Content:
+    """A line of JSON to send. Raises InvalidArgument."""
     try:
-        found: dict[str, Any] = json.loads(line)
+        found: dict[str, Any] = parse_json(line)
         body = found["body"]
     except (ValueError, KeyError, TypeError) as cause:
         raise InvalidArgument(f'line {number} is not an object with a "body": {cause}') from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
+from qmq_replication.replica_membership import ReplicaMembership
 
 import qmq
 from qmq.cli.output import SERVER, DryRun, Json, Server, run, show
@@ -56,17 +57,18 @@ def remove(
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Remove a replica. Its data stays on its disk, but no longer counts for the majority."""
+    """Remove a replica. Its data stays on its disk, but no longer counts for the majority. Refused if no majority of those that stay
+    answers.
+    """
 
     async def _remove() -> tuple[Any, ...]:
         async with qmq.connect(server) as mq:
             if not dry_run:
                 return _row(group, await mq.metadata.remove_replica(group, replica))
             now = await described(mq, group)
-            if replica not in (*now.voters, *now.learners):
-                raise InvalidArgument(f"{replica!r} is not a replica of this group")
-            left = [[each for each in names if each != replica] for names in (now.voters, now.learners)]
-            return (group, "", _join(left[0]), _join(left[1]))
+            after = ReplicaMembership(0, tuple(now.voters), tuple(now.learners)).without(replica)
+            after.require_majority(each.replica for each in now.replicas if each.HasField("status"))
+            return (group, "", _join(after.voters), _join(after.learners))
 
     _show(run(_remove()), dry_run, as_json)
 

@@ -30,6 +30,7 @@ from qmq.cli.times import delays_text, parse_delays
 from qmq.errors import InvalidArgument, QmqError
 from qmq.limits import FLUSH_INTERVAL_MS
 from qmq.model import GroupSettings, check_name
+from qmq.text_numbers import joined
 
 if TYPE_CHECKING:
     from qmq.log.log_config import LogConfig
@@ -167,6 +168,12 @@ class GuardFlags(TlsFlags):
     ] = ""
     jwt_audience: Annotated[str, typer.Option(envvar="QMQ_JWT_AUDIENCE", help="The `aud` that tokens must have.")] = "qmq"
     jwt_claim: Annotated[str, typer.Option(envvar="QMQ_JWT_CLAIM", help="The claim that names the principal.")] = "sub"
+    jwt_email_domain: Annotated[
+        str,
+        typer.Option(
+            envvar="QMQ_JWT_EMAIL_DOMAIN", help="The domain whose email addresses in that claim name principals, by the part before the @."
+        ),
+    ] = ""
 
     def tls(self) -> Tls | None:
         """The server's certificates, or None without TLS. Raises InvalidArgument."""
@@ -193,7 +200,9 @@ class GuardFlags(TlsFlags):
         names = frozenset(str(Principal.parse(each.strip())) for each in self.admins.split(",") if each.strip())
         if bool(self.jwt_issuer) is not bool(self.jwt_keys):
             raise InvalidArgument("--jwt-issuer and --jwt-keys must be given together")
-        provider = JwtConfig(self.jwt_issuer, self.jwt_keys, self.jwt_audience, self.jwt_claim) if self.jwt_issuer else None
+        provider = (
+            JwtConfig(self.jwt_issuer, self.jwt_keys, self.jwt_audience, self.jwt_claim, self.jwt_email_domain) if self.jwt_issuer else None
+        )
         subject = check_name("subject", self.audit_subject) if self.audit_subject else ""
         return AccessConfig(names, PrincipalRule(named_by), self.access_stale_s * 1000, provider, subject)
 
@@ -279,6 +288,12 @@ class ReplicaOptions(ProcessFlags, StorageFlags, GuardFlags, EtcdFlags, ReplicaP
         """Those of each process that the server runs as. Raises InvalidArgument."""
         return [self]
 
+    def control_address(self) -> str:
+        """Where this machine reaches the replica's control port."""
+        from qmq.node.exposure import EVERYWHERE
+
+        return joined(self.advertise or ("localhost" if self.host in EVERYWHERE else self.host), self.control_port)
+
     def shared_config(self, kind: str) -> dict[str, Any]:
         """The shared part of both configurations; `kind`: the kind of group. Raises InvalidArgument, InvalidName, typer.BadParameter."""
         log = self.log_config()
@@ -309,13 +324,14 @@ def serve_replica(
 ) -> None:
     """Run one replica until a signal stops it. Prints errors of its options to standard error."""
     from qmq.node.environment import environment_with
-    from qmq.node.exposure import require_guarded
+    from qmq.node.exposure import require_guarded, require_reachable
     from qmq.node.replica_node import run_replica
 
     try:
         set_up_logging(options.verbose, options.audit_log)
         config, tls = configure(), options.tls()
         require_guarded(options.host, options.insecure, config.etcd, tls, metrics_host=options.open_metrics_host)
+        require_reachable(options.host, options.advertise)
         environment = environment_with(tls)
         run(run_replica(lambda: node(config, environment), role))
     except (OSError, QmqError) as failure:

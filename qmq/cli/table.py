@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from qmq.cli.times import age
+from qmq.clock import time_of
 from qmq.operations.moments import Duration, Time
 from qmq.printable import JOINERS, visible
 
@@ -45,7 +45,7 @@ def relative(time_ms: int, now_ms: int) -> str:
         if distance_ms < below_ms:
             span = f"{distance_ms // unit_ms} {unit}"
             return f"{span} ago" if time_ms < now_ms else f"in {span}"
-    return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d}"
+    return f"{time_of(time_ms):%Y-%m-%d}"
 
 
 class View:

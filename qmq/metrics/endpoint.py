@@ -18,6 +18,7 @@ from typing import Final, NamedTuple, Protocol
 from qmq.metrics.exposition import Page
 from qmq.metrics.figures import FigureSource
 from qmq.metrics.readiness import Readiness
+from qmq.text_numbers import joined
 
 log = logging.getLogger("qmq.metrics")
 
@@ -97,7 +98,7 @@ class MetricsServer:
 
     @property
     def address(self) -> str:
-        return f"{self.host}:{self.port}"
+        return joined(self.host, self.port)
 
     async def start(self, host: str, port: int, listen: Listen, *, needs_certificate: bool = False) -> None:
         """Listen; `port` 0 takes a free one, see `port`. With `needs_certificate`, a client without one gets the health only.

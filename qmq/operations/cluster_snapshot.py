@@ -28,6 +28,15 @@ class ProcessFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreMemberFacts:
+    """A member of etcd, by the address that a metaserver was given. `failure` is the reason why it cannot be used; empty if it can."""
+
+    address: str
+    version: str = ""
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class MetaserverFacts:
     """A metaserver, by the address that the client was given. `failure` is the reason why it did not answer; empty if it did."""
 
@@ -37,6 +46,8 @@ class MetaserverFacts:
     store_silent_ms: int = 0
     """The time since the last answer of the coordination store to the metaserver."""
     time_ms: int = 0
+    store_members: tuple[StoreMemberFacts, ...] = ()
+    """What the members of the coordination store answered to the metaserver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +60,8 @@ class StorageFacts:
     log_bytes: int
     unflushed_bytes: int
     unflushed_age_ms: int
+    damaged_objects: tuple[str, ...] = ()
+    """Names of objects of the log that the object store has lost or changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +80,10 @@ class ReplicaFacts:
     is_serving: bool = False
     is_whole: bool = True
     """False if the replica may lack entries that it acknowledged. It then does not count in elections."""
+    fork: str = ""
+    """What its group's master lacks although this replica knows it to be committed; empty if nothing."""
+    older_store: str = ""
+    """What the coordination store has forgotten; empty if nothing."""
     last_index: int = 0
     commit_index: int = 0
     lag_entries: int | None = None
@@ -76,6 +93,10 @@ class ReplicaFacts:
     in_step: bool | None = None
     time_ms: int = 0
     """The time of the replica's machine."""
+    clock_step_ms: int = 0
+    """How far that clock is ahead of the time that the replica keeps, if other machines do not confirm the clock."""
+    retention_behind_ms: int = 0
+    """How far retention's time is behind the time that the replica keeps."""
     storage: StorageFacts | None = None
     process: ProcessFacts | None = None
 
@@ -170,6 +191,8 @@ class GroupProgress:
     """Messages that retention deleted before their delivery."""
     is_unheld: bool = False
     """True for a partition with waiting messages of which no consumer holds a lane."""
+    is_full: bool = False
+    """True if the group has parked so much of the partition that it gets no more of its messages."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,11 @@ def _failure_findings(group: ConsumerGroupFacts, earlier: ConsumerGroupFacts | N
     about = _about(group)
     if group.parked_keys:
         what = f"has {counted(group.parked_keys, 'parked key')} with {counted(group.parked_messages, 'message')}"
-        yield Finding(PARKED_KEYS, Severity.WARNING, about, what, f"qmq dlq list {group.subject} {group.group}")
+        full = [str(each.partition) for each in group.progress if each.is_full]
+        if full:
+            what += f"; that is too many: it gets no more messages of partition {', '.join(full[:10])} until you replay or skip keys"
+        severity = Severity.CRITICAL if full else Severity.WARNING
+        yield Finding(PARKED_KEYS, severity, about, what, f"qmq dlq list {group.subject} {group.group}")
     if earlier is None:
         return
     if group.dying_messages and earlier.dying_messages:

@@ -78,6 +78,7 @@ class Thresholds:
     certificate_warning_ms: int = 7 * 86_400_000
     certificate_notice_ms: int = 30 * 86_400_000
     clock_ms: int = 2_000
+    retention_behind_ms: int = 3_600_000
     route_change_ms: int = 60_000
     lateness_ms: int = 5_000
 

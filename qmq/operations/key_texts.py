@@ -29,6 +29,6 @@ def parse_key(text: str) -> bytes:
             return bytes.fromhex(text.removeprefix(HEX))
         if text.startswith(BASE64):
             return base64.b64decode(text.removeprefix(BASE64), validate=True)
+        return text.encode()  # arguments of a command may hold bytes that are no UTF-8
     except (ValueError, binascii.Error) as cause:
         raise InvalidArgument(f"{text!r} is not a key: {cause}; a key is text, hex:00ff or base64:AP8=") from None
-    return text.encode()

@@ -14,6 +14,7 @@ from typing import Any
 
 from qmq.client.dead_letter import DeadLetter
 from qmq.errors import InvalidArgument
+from qmq.json_values import parse_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +71,15 @@ def _field(text: str) -> tuple[str, Any]:
     if not equals:
         raise InvalidArgument(f"{text!r} is not an assignment: write FIELD=VALUE")
     try:
-        return path.strip(), json.loads(value)
-    except (ValueError, RecursionError):
+        return path.strip(), parse_json(value)
+    except ValueError:
         return path.strip(), value.strip()
 
 
 def _object(letter: DeadLetter) -> dict[str, Any]:
     try:
-        found = json.loads(letter.body)
-    except (ValueError, RecursionError):
+        found = parse_json(letter.body)
+    except ValueError:
         found = None
     if not isinstance(found, dict):
         raise InvalidArgument(f"dead letter {letter.id} has no JSON object as its body: leave it out, or replace its body as a whole")

@@ -16,6 +16,7 @@ from qmq.targeted import failures
 
 if TYPE_CHECKING:
     from qmq.client.delayed_message import DelayedMessage
+    from qmq.client.message import StoredMessage
 
 TIMELINE: Final = ("time", "group", "what", "consumer", "attempt", "note")
 _UNITS: Final = ((86_400_000, "day"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
@@ -81,6 +82,21 @@ def message_facts(place: control.StoredMessage) -> dict[str, Any]:
         "body_bytes": len(place.body),
         "body": text_of(place.body),
         "body_base64": base64.b64encode(place.body).decode(),
+    }
+
+
+def stored_facts(message: StoredMessage) -> dict[str, Any]:
+    """A message that was read, as JSON values: `body` is None if the body is not UTF-8; `body_base64` is always there."""
+    return {
+        "sequence": message.sequence,
+        "id": str(message.id),
+        "key": None if message.key_bytes is None else key_text(message.key_bytes),
+        "tags": list(message.tags),
+        "headers": {name: key_text(value) for name, value in message.headers.items()},
+        "create_time_ms": message.create_time_ms,
+        "append_time_ms": message.append_time_ms,
+        "body": text_of(message.body),
+        "body_base64": base64.b64encode(message.body).decode(),
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from qmq.clock import time_of
 
 
 class Time(str):
@@ -14,7 +14,7 @@ class Time(str):
 
     def __new__(cls, time_ms: int) -> Time:
         """`time_ms` is milliseconds since 1970; 0 means none, and the text is empty."""
-        text = datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds") if time_ms else ""
+        text = time_of(time_ms).isoformat(timespec="milliseconds") if time_ms else ""
         made = super().__new__(cls, text)
         made.time_ms = time_ms
         return made

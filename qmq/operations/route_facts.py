@@ -140,6 +140,7 @@ def _reading(status: control.PartitionStatus, place: pb.OrderedPartition | None)
         "is_finished": bool(status.progress) and all(each.is_finished for each in status.progress),
         "parked_keys": status.parked_keys,
         "parked_messages": status.parked_messages,
+        "is_full": status.is_full,
         "holders": [
             {
                 "consumer": each.consumer,

@@ -6,10 +6,20 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from qmq.operations.cluster_snapshot import OFFLINE, BrokerGroupFacts, ClusterSnapshot, ProcessFacts, ReplicaFacts, StorageFacts
+from qmq.operations.cluster_snapshot import (
+    OFFLINE,
+    BrokerGroupFacts,
+    ClusterSnapshot,
+    ProcessFacts,
+    ReplicaFacts,
+    StorageFacts,
+    StoreMemberFacts,
+)
 from qmq.operations.finding import Finding, FindingKind, Severity, Thresholds, in_words, size_in_words
 
 STATUS: Final = "qmq cluster status"
+_CORRUPTING: Final = ("3.5.0", "3.5.1", "3.5.2")
+"""Releases of etcd that its maintainers advise against."""
 
 METASERVER_AWAY: Final = FindingKind(
     "metaserver-away",
@@ -20,6 +30,14 @@ STORE_SILENT: Final = FindingKind(
     "store-silent",
     "Messages are still sent and delivered. "
     "Until etcd answers again, no failed master can be replaced, and nothing can be created or changed.",
+)
+STORE_MEMBER_AWAY: Final = FindingKind(
+    "store-member-away", "etcd answers as long as a majority of its members does. Repair the member before the next one fails."
+)
+STORE_VERSION: Final = FindingKind(
+    "store-version",
+    "etcd 3.5.0 to 3.5.2 can lose or change keys on a member that is killed, and members then differ. Upgrade etcd, one member after "
+    "the other, to its newest release. To find members that differ already, start them with --experimental-initial-corrupt-check=true.",
 )
 NOT_ANSWERED: Final = FindingKind("not-answered", "This report is incomplete. The part without an answer may hide a worse problem.")
 NO_MASTER: Final = FindingKind(
@@ -32,6 +50,16 @@ REPLICA_BEHIND: Final = FindingKind(
 )
 REPLICA_INCOMPLETE: Final = FindingKind(
     "replica-incomplete", "It may have lost entries that it acknowledged, so it does not vote until it has caught up with a master."
+)
+REPLICA_FORKED: Final = FindingKind(
+    "replica-forked",
+    "An older copy of a disk was put back, or a majority of the disks lost data. This replica has the missing messages: "
+    "keep its folder, and follow the runbook.",
+)
+STORE_PUT_BACK: Final = FindingKind(
+    "store-put-back",
+    "etcd has older data than the brokers' logs. Routes, members, settings and subjects may be missing. Change nothing, and follow the "
+    "runbook.",
 )
 MASTER_NOT_SERVING: Final = FindingKind(
     "master-not-serving",
@@ -52,6 +80,11 @@ INSECURE: Final = FindingKind(
 CERTIFICATE_ENDS: Final = FindingKind(
     "certificate-ends", "After it has expired, no client or server can connect to this server. Replace the files; no restart is needed."
 )
+OBJECT_DAMAGED: Final = FindingKind(
+    "object-damaged",
+    "Consumers and readers get an error where the object's messages begin. Put the object back from a copy of the bucket or its older "
+    "versions. If there is none, move groups behind it: the consumers' error names the sequence for qmq group reset.",
+)
 UNFLUSHED: Final = FindingKind(
     "unflushed", "Flushing to disk is slow or has stopped. If all replicas lose power at the same time, the unflushed data is lost."
 )
@@ -63,6 +96,11 @@ VERSION_DIFFERS: Final = FindingKind(
 )
 CLOCKS_DIFFER: Final = FindingKind(
     "clocks-differ", "Due times, retention and the times in reports depend on the machines' clocks. Synchronize them by NTP."
+)
+RETENTION_BEHIND: Final = FindingKind(
+    "retention-behind",
+    "Messages are kept longer than retention says, until the disk is full. If the clock is right (look at it on the machine), "
+    "confirm it with the variables of the replica's server; if not, repair NTP.",
 )
 
 
@@ -79,12 +117,36 @@ def metaserver_findings(now: ClusterSnapshot, limits: Thresholds) -> Iterator[Fi
         what = f"{who} has got no answer from it for {in_words(max(silent_ms))}"
         severity = Severity.CRITICAL if is_all else Severity.WARNING
         yield Finding(STORE_SILENT, severity, "coordination store", what, "etcdctl endpoint health --cluster")
+    yield from _store_member_findings(now)
+    for each_group in now.broker_groups:
+        forgotten = [each for each in each_group.replicas if each.older_store]
+        if forgotten:
+            what = f"its data was put back: {forgotten[0].older_store} (by {', '.join(each.replica for each in forgotten)})"
+            yield Finding(STORE_PUT_BACK, Severity.CRITICAL, "coordination store", what, "qmq backup rebuild --help")
     for question, reason in sorted(now.missing.items()):
         yield Finding(NOT_ANSWERED, Severity.WARNING, question.replace("_", " "), f"no answer: {reason}", "qmq whoami")
     offline = {each.broker_group for each in now.broker_groups if each.health == OFFLINE}
     for group, reason in sorted(now.silent.items()):
         if group not in offline:
             yield Finding(NOT_ANSWERED, Severity.WARNING, f"broker group {group}", f"did not answer: {reason}", STATUS)
+
+
+def _store_member_findings(now: ClusterSnapshot) -> Iterator[Finding]:
+    """Findings about single members of etcd, as the metaservers reach them."""
+    told: dict[str, list[tuple[str, StoreMemberFacts]]] = {}
+    for metaserver in now.metaservers:
+        for each in metaserver.store_members:
+            told.setdefault(each.address, []).append((metaserver.address, each))
+    for address, answers in sorted(told.items()):
+        about = f"etcd member {address}"
+        away = [(metaserver, each.failure) for metaserver, each in answers if each.failure]
+        if away:
+            whom = "" if len(away) == len(answers) else f" {', '.join(metaserver for metaserver, _ in away)}"
+            what = f"does not answer{whom}: {away[0][1]}"
+            yield Finding(STORE_MEMBER_AWAY, Severity.WARNING, about, what, "etcdctl endpoint status --cluster -w table")
+        version = next((each.version for _, each in answers if each.version in _CORRUPTING), "")
+        if version:
+            yield Finding(STORE_VERSION, Severity.WARNING, about, f"runs etcd {version}", "etcdctl endpoint hashkv --cluster -w table")
 
 
 def broker_group_findings(now: ClusterSnapshot, previous: ClusterSnapshot | None, limits: Thresholds) -> Iterator[Finding]:
@@ -100,7 +162,11 @@ def broker_group_findings(now: ClusterSnapshot, previous: ClusterSnapshot | None
 def _group_findings(group: BrokerGroupFacts, before: BrokerGroupFacts | None, subjects: int) -> Iterator[Finding]:
     about = f"{'delay group' if group.is_delay else 'broker group'} {group.broker_group}"
     present = [each.replica for each in group.replicas if each.is_present and each.vote == "voter"]
-    if group.health == OFFLINE:
+    if _lacks_votes(group):
+        doubtful = [each.replica for each in group.replicas if each.role is not None and not each.is_whole]
+        what = f"elects no master: {', '.join(doubtful)} may lack entries and has no vote, so all {len(group.voters)} voters are needed"
+        yield Finding(NO_MASTER, Severity.CRITICAL, about, what, f"{STATUS} --watch")
+    elif group.health == OFFLINE:
         what = f"has no master: {len(present)} of {len(group.voters)} voters run, and {len(group.voters) // 2 + 1} are needed"
         what += f"; subjects there: {subjects:,}" if subjects else ""
         yield Finding(NO_MASTER, Severity.CRITICAL, about, what, f"{STATUS} --watch")
@@ -113,12 +179,21 @@ def _group_findings(group: BrokerGroupFacts, before: BrokerGroupFacts | None, su
         yield Finding(DRAINED, Severity.NOTICE, about, "is drained: it takes no new messages", f"qmq broker resume {group.broker_group}")
 
 
+def _lacks_votes(group: BrokerGroupFacts) -> bool:
+    """True if no replica serves, and those that may lack entries are missing for a majority."""
+    answering = [each for each in group.replicas if each.role is not None and each.vote == "voter"]
+    whole = [each for each in answering if each.is_whole]
+    return not any(each.is_serving for each in answering) and len(whole) < len(group.voters) // 2 + 1 and len(whole) < len(answering)
+
+
 def _replica_findings(group: BrokerGroupFacts, replica: ReplicaFacts, limits: Thresholds) -> Iterator[Finding]:
     about = f"replica {replica.replica} of {group.broker_group}"
     if replica.role is None:
         if replica.vote != "none" or replica.is_present:
             yield Finding(REPLICA_AWAY, Severity.WARNING, about, _absence(group, replica), f"{STATUS} --watch")
         return
+    if replica.fork:
+        yield Finding(REPLICA_FORKED, Severity.CRITICAL, about, replica.fork, STATUS)
     if not replica.is_whole:
         yield Finding(REPLICA_INCOMPLETE, Severity.WARNING, about, "may lack entries that it acknowledged", f"{STATUS} --watch")
     if replica.replica == group.master:
@@ -167,6 +242,10 @@ def _storage_findings(about: str, storage: StorageFacts, limits: Thresholds) -> 
         what = f"{state}: {size_in_words(free)} are free, and {size_in_words(reserved)} stay reserved"
         severity = Severity.CRITICAL if is_full else Severity.WARNING
         yield Finding(DISK_FULL, severity, about, what, "qmq subject list")
+    if storage.damaged_objects:
+        names = ", ".join(storage.damaged_objects)
+        what = f"the object store has lost or changed {names}"
+        yield Finding(OBJECT_DAMAGED, Severity.CRITICAL, about, what, "qmq group list")
     if storage.unflushed_age_ms > limits.unflushed_age_ms:
         what = f"{size_in_words(storage.unflushed_bytes)} are not flushed, the oldest for {in_words(storage.unflushed_age_ms)}"
         yield Finding(UNFLUSHED, Severity.WARNING, about, what, f"{STATUS} --watch")
@@ -175,7 +254,7 @@ def _storage_findings(about: str, storage: StorageFacts, limits: Thresholds) -> 
 def _process_findings(about: str, process: ProcessFacts, limits: Thresholds) -> Iterator[Finding]:
     if process.is_insecure:
         what = "accepts connections from other machines without certificates (--insecure)"
-        yield Finding(INSECURE, Severity.WARNING, about, what, "qmq cert cluster --help")
+        yield Finding(INSECURE, Severity.NOTICE, about, what, "qmq cert cluster --help")
     left_ms = process.certificate_left_ms
     if left_ms is not None and left_ms < limits.certificate_notice_ms:
         what = f"its certificate ended {in_words(-left_ms)} ago" if left_ms <= 0 else f"its certificate ends in {in_words(left_ms)}"
@@ -207,6 +286,15 @@ def _clock_findings(now: ClusterSnapshot, replicas: list[ReplicaFacts], limits: 
                 side = "ahead of" if time_ms > middle else "behind"
                 what = f"its clock is {in_words(abs(time_ms - middle))} {side} the others"
                 yield Finding(CLOCKS_DIFFER, Severity.WARNING, about, what, "timedatectl timesync-status")
+    for group in now.broker_groups:
+        for each in group.replicas:
+            behind_ms = each.retention_behind_ms + each.clock_step_ms
+            if behind_ms > limits.retention_behind_ms:
+                is_doubted = abs(each.clock_step_ms) > limits.clock_ms
+                why = "the other machines do not confirm its clock" if is_doubted else "an operator has to confirm its clock"
+                what = f"its retention counts by a time {behind_ms // 1000:,} s behind its clock: {why}"
+                command = "timedatectl timesync-status" if is_doubted else f"qmq {'delay' if group.is_delay else 'broker'} confirm-clock"
+                yield Finding(RETENTION_BEHIND, Severity.WARNING, f"replica {each.replica} of {group.broker_group}", what, command)
     for delay in now.delay_groups:
         if abs(delay.clock_step_ms) > limits.clock_ms:
             side = "ahead of" if delay.clock_step_ms > 0 else "behind"

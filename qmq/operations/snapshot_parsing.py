@@ -21,6 +21,7 @@ from qmq.operations.cluster_snapshot import (
     RouteChangeFacts,
     RouteFacts,
     StorageFacts,
+    StoreMemberFacts,
     SubjectFacts,
 )
 from qmq.operations.partition_progress import messages_end, messages_left
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 def metaserver_facts(address: str, told: pb.DescribeClusterResponse) -> MetaserverFacts:
     """A metaserver that answered."""
     process = process_facts(told.process) if told.HasField("process") else None
-    return MetaserverFacts(address, "", process, told.store_silent_ms, told.time_ms)
+    members = tuple([StoreMemberFacts(each.address, each.version, each.failure) for each in told.store_members])
+    return MetaserverFacts(address, "", process, told.store_silent_ms, told.time_ms, members)
 
 
 def process_facts(told: control.ProcessStatus) -> ProcessFacts:
@@ -81,19 +83,30 @@ def _replica_facts(group: pb.GroupDescription, told: pb.ReplicaDescription, mast
         epoch=status.epoch,
         is_serving=status.is_serving,
         is_whole=status.is_whole,
+        fork=status.fork,
+        older_store=status.older_store,
         last_index=status.last_index,
         commit_index=status.commit_index,
         lag_entries=None if master is None else max(0, master.last_index - status.last_index),
         silent_ms=silent_ms,
         in_step=in_step,
         time_ms=status.time_ms,
+        clock_step_ms=status.clock_step_ms,
+        retention_behind_ms=status.retention_behind_ms,
         storage=_storage_facts(status.storage) if status.HasField("storage") else None,
         process=process_facts(status.process) if status.HasField("process") else None,
     )
 
 
 def _storage_facts(told: control.StorageStatus) -> StorageFacts:
-    return StorageFacts(told.disk_free_bytes, told.disk_reserved_bytes, told.log_bytes, told.unflushed_bytes, told.unflushed_age_ms)
+    return StorageFacts(
+        told.disk_free_bytes,
+        told.disk_reserved_bytes,
+        told.log_bytes,
+        told.unflushed_bytes,
+        told.unflushed_age_ms,
+        tuple(told.damaged_objects),
+    )
 
 
 # --- subjects ----------------------------------------------------------------------------------------------------------
@@ -194,6 +207,7 @@ def _partition_progress(status: control.PartitionStatus) -> GroupProgress:
         lag_messages=left,
         lag_ms=status.lag_ms,
         is_unheld=left > 0 and not status.holders,
+        is_full=status.is_full,
     )
 
 

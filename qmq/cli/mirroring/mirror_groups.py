@@ -4,7 +4,8 @@ A group of the target is moved forward only, and only while it has no consumer t
 that the target does not know is created there.
 
 A place in an ordered subject of the target is a time, since routes differ. The mirror's clock, minus `CLOCKS_MS`, stands for the note: the
-clocks of the mirror and of the target's brokers may differ by so much. What came within that time is delivered again.
+clocks of the mirror and of the target's brokers may differ by so much. What came within that time is delivered again. A time moves a group
+on all partitions, so the group is moved only if it goes back on none.
 """
 
 from __future__ import annotations
@@ -30,8 +31,13 @@ Done = dict[tuple[str, int], float]
 """By (broker group, partition), the sequence before which everything is done."""
 
 CLOCKS_MS: Final = 60_000
+VERSIONS_MS: Final = 10_000
+"""A reset to a time may begin earlier by so much: the target's metaserver chooses the version by its own clock, whose difference from its
+brokers' clocks it allows for.
+"""
 JOIN_S: Final = 30.0
 LEASE_MS: Final = 10_000
+_LAST_MS: Final = (1 << 62) - 1
 MAKER: Final = "mirror"
 """The consumer that joins a group for a moment, so that the target knows the group."""
 
@@ -63,6 +69,20 @@ def _done_on(status: control.PartitionStatus) -> float:
     if not status.progress:
         return float(status.start_sequence)
     return min(math.inf if each.is_finished else float(each.done_before) for each in status.progress)
+
+
+def goes_back(group: pb.OrderedGroup, places: Done, ends: Done) -> bool:
+    """Whether a move to `places` would deliver something again that an ordered group has done. `ends` are the partitions' ends. A partition
+    that the group does not list is one of an older version, and done. Pure.
+    """
+    listed = {(each.broker_group, each.partition): each for each in group.partitions}
+    done = {
+        queue: max([0.0, *(end if each.is_finished else float(each.done_before) for each in listed[queue].progress)])
+        if queue in listed
+        else end
+        for queue, end in ends.items()
+    }
+    return any(done.get(queue, math.inf) > place for queue, place in places.items())
 
 
 def _require_complete(found: Partial[_T]) -> Partial[_T]:
@@ -146,15 +166,23 @@ class MirroredGroups:
     # --- ordered -------------------------------------------------------------------------------------------------------
 
     async def _move_ordered(self, group: str, note: MirrorNote) -> bool:
-        """False: it has consumers."""
+        """False: it has consumers, or is further on some partition."""
+        time_ms = max(note.time_ms - CLOCKS_MS, 1)
+        places, ends = await self._places(time_ms - VERSIONS_MS), await self._places(_LAST_MS)
         described = await self._target.metadata.describe_route(self._subject)
+        if described.silent_groups:
+            raise NotConnected(f"{', '.join(described.silent_groups)} did not answer: groups are moved later")
         known = next((each for each in described.groups if each.group == group), None)
         if known is None:
             await self._make_ordered(group)
-        elif known.consumers:
+        elif known.consumers or goes_back(known, places, ends):
             return False
-        await self._target.metadata.reset_group(self._subject, group, time_ms=max(note.time_ms - CLOCKS_MS, 1))
+        await self._target.metadata.reset_group(self._subject, group, time_ms=time_ms)
         return True
+
+    async def _places(self, time_ms: int) -> Done:
+        found = await self._target.metadata.find_time(self._subject, max(time_ms, 1))
+        return {(each.broker_group, each.partition): float(each.to_sequence) for each in found}
 
     async def _make_ordered(self, group: str) -> None:
         """Create the group by a member that joins and leaves."""

@@ -14,6 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
+
+from qmq.json_values import parse_json
+
 Places = Mapping[tuple[str, int], int]
 """(broker group, partition) -> the sequence of the next message."""
 
@@ -35,7 +39,7 @@ class MirrorNote:
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> MirrorNote:
         """The inverse of `to_json`. Raises ValueError, KeyError or TypeError."""
-        return cls(places_of(found["mark"]), places_of(found["ends"]), found["time_ms"])
+        return cls(places_of(found["mark"]), places_of(found["ends"]), msgspec.convert(found["time_ms"], int))
 
     def is_done(self, done: Mapping[tuple[str, int], float]) -> bool:
         """Whether a group with this progress has done all messages of the note."""
@@ -47,7 +51,8 @@ def places_json(places: Places) -> list[list[Any]]:
 
 
 def places_of(found: list[list[Any]]) -> dict[tuple[str, int], int]:
-    return {(group, partition): place for group, partition, place in found}
+    """The inverse of `places_json`. Raises ValueError or TypeError."""
+    return {(group, partition): place for group, partition, place in msgspec.convert(found, list[tuple[str, int, int]])}
 
 
 def with_note(notes: tuple[MirrorNote, ...], new: MirrorNote) -> tuple[MirrorNote, ...]:
@@ -85,9 +90,9 @@ class MirrorRecord:
     @classmethod
     def decode(cls, data: bytes) -> MirrorRecord:
         """The inverse of `encode`. Raises ValueError, KeyError or TypeError."""
-        found = json.loads(data)
+        found = parse_json(data)
         notes = tuple(MirrorNote.of_json(each) for each in found["notes"])
-        return cls(notes, places_of(found["read_to"]), dict(found["moved"]))
+        return cls(notes, places_of(found["read_to"]), msgspec.convert(found["moved"], dict[str, int]))
 
     def lag(self, ends: Places, starts: Places) -> int:
         """The number of messages of the source that were not read yet. Deleted messages do not count."""

@@ -21,6 +21,7 @@ from qmq.cli.transfer.record_loader import RecordLoader
 from qmq.cli.transfer.transfer_record import TransferRecord, record_of
 from qmq.invariants import InvariantBroken
 from qmq.limits import MIB
+from qmq.log.disk import Disk
 
 PATH: Final = "qmq-path"
 """The header with the names of the clusters that a message came through, comma-separated, the first one first."""
@@ -103,11 +104,9 @@ class MirrorSubject:
         self.keep(replace(self.record, notes=with_note(self.record.notes, note), read_to=read_to))
 
     def keep(self, record: MirrorRecord) -> None:
-        """Write the record atomically."""
+        """Write the record atomically. Raises DiskFull."""
+        Disk().replace(self._record_path, record.encode())
         self.record = record
-        temporary = self._record_path.with_name(self._record_path.name + ".tmp")
-        temporary.write_bytes(record.encode())
-        temporary.replace(self._record_path)
 
     def _shorten(self) -> None:
         """Rewrite the journal's file with only its last line, when it has grown."""

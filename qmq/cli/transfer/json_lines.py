@@ -17,8 +17,10 @@ from typing import Any, Final
 
 from qmq.cli.transfer.transfer_record import TransferRecord
 from qmq.errors import InvalidArgument
+from qmq.json_values import parse_json
 from qmq.model import MessageId
 from qmq.operations.key_texts import key_text, parse_key
+from qmq.text_numbers import INT64_MAX
 
 SHOWN_CHARS: Final = 80
 
@@ -49,12 +51,13 @@ def _body(body: bytes, as_base64: bool) -> dict[str, str]:
 def record_of_line(line: bytes, number: int) -> TransferRecord:
     """The inverse of `json_line`. A body that is not a string is kept as JSON text. Raises InvalidArgument with the line's number."""
     try:
-        found = json.loads(line)
+        found = parse_json(line)
         if not isinstance(found, dict):
             raise TypeError(f"it is {type(found).__name__}")
         key, time_ms, headers = found.get("key"), found.get("create_time_ms"), found.get("headers") or {}
-        if not (time_ms is None or isinstance(time_ms, int)) or not isinstance(headers, dict):
-            raise TypeError("create_time_ms must be a number, and headers an object")
+        is_time = time_ms is None or (type(time_ms) is int and 0 <= time_ms <= INT64_MAX)
+        if not is_time or not isinstance(headers, dict):
+            raise TypeError("create_time_ms must be a number of milliseconds since 1970, and headers an object")
         return TransferRecord(
             _bytes_of(found),
             None if key is None else parse_key(key),

@@ -15,12 +15,17 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from qmq.errors import InvalidArgument
+import msgspec
+
+from qmq.errors import DiskFull, InvalidArgument
+from qmq.json_values import parse_json
+from qmq.private_files import NO_SPACE
 
 VERSION: Final = 1
 Ends = Mapping[tuple[str, int], int]
@@ -45,8 +50,11 @@ class LoadState:
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> LoadState:
         """The inverse of `to_json`. Raises ValueError, KeyError or TypeError."""
-        ends = {(group, partition): sequence for group, partition, sequence in found["ends"]}
-        return cls(int(found["base"], 16), found["mark"], ends, found["records"], found["is_done"])
+        ends = {(group, partition): sequence for group, partition, sequence in msgspec.convert(found["ends"], list[tuple[str, int, int]])}
+        if re.fullmatch(r"[0-9a-f]{1,16}", found["base"]) is None:
+            raise ValueError(f"base {found['base'][:40]!r}")
+        records, is_done = msgspec.convert((found["records"], found["is_done"]), tuple[int, bool])
+        return cls(int(found["base"], 16), found["mark"], ends, records, is_done)
 
 
 class LoadJournal:
@@ -58,7 +66,7 @@ class LoadJournal:
         if path is None:
             return
         try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as cause:
             raise InvalidArgument(f"the state file {path} cannot be opened: {cause}") from None
         try:
@@ -80,7 +88,7 @@ class LoadJournal:
         if not end:
             return None
         try:
-            found = json.loads(data[:end].splitlines()[-1])
+            found = parse_json(data[:end].splitlines()[-1])
             if found["version"] != VERSION:
                 raise ValueError(f"version {found['version']}")
             state = LoadState.of_json(found)
@@ -95,12 +103,21 @@ class LoadJournal:
         return state
 
     def save(self, state: LoadState) -> None:
-        """Record the progress. It is on disk when this returns."""
-        self.state = state
+        """Record the progress. It is on disk when this returns. Raises DiskFull, and the file is as it was then."""
         if self._fd >= 0:
-            line = json.dumps({"version": VERSION, "load": self._load, **state.to_json()}) + "\n"
-            os.write(self._fd, line.encode())
-            os.fdatasync(self._fd)
+            line = (json.dumps({"version": VERSION, "load": self._load, **state.to_json()}) + "\n").encode()
+            end = os.lseek(self._fd, 0, os.SEEK_CUR)
+            try:
+                while line:
+                    line = line[os.write(self._fd, line) :]
+                os.fdatasync(self._fd)
+            except OSError as cause:
+                os.ftruncate(self._fd, end)  # the next line must not continue a part of this one
+                os.lseek(self._fd, end, os.SEEK_SET)
+                if cause.errno in NO_SPACE:
+                    raise DiskFull(f"no space left for the state file {self.path}: free some space, then run the command again") from None
+                raise
+        self.state = state
 
     def close(self) -> None:
         """Release the file's lock."""

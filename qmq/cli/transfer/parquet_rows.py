@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,8 @@ from qmq.errors import InvalidArgument
 from qmq.model import MessageId
 
 ROWS_AT_ONCE: Final = 5_000
+AT_ONCE_BYTES: Final = 64 << 20
+"""At most so many bytes are read at once, or one row."""
 ROW_GROUP_BYTES: Final = 64 << 20
 _TIME: Final = pa.timestamp("ms", "UTC")
 SCHEMA: Final = pa.schema(
@@ -72,36 +75,54 @@ class ParquetWriter:
 
 def parquet_records(path: Path, skip: int) -> Iterator[TransferRecord]:
     """The records of a file after the first `skip`. Only the column `body` is required. Raises InvalidArgument."""
-    try:
-        file = pq.ParquetFile(path)
-    except (pa.ArrowInvalid, OSError) as cause:
-        raise InvalidArgument(f"{path} cannot be read as Parquet: {cause}") from None
-    known = [name for name in ("id", "key", "tags", "headers", "create_time", "body") if name in file.schema_arrow.names]
-    if "body" not in known:
-        raise InvalidArgument(f"{path} has no column 'body': its columns are {', '.join(file.schema_arrow.names)}")
-    number = 0
-    for batch in file.iter_batches(ROWS_AT_ONCE, columns=known):
-        if number + batch.num_rows <= skip:
-            number += batch.num_rows
-            continue
-        for row in _rows(batch):
-            number += 1
-            if number > skip:
-                yield _record(row, number)
+    with _opened(path) as file:
+        known = [name for name in ("id", "key", "tags", "headers", "create_time", "body") if name in file.schema_arrow.names]
+        if "body" not in known:
+            raise InvalidArgument(f"{path} has no column 'body': its columns are {', '.join(file.schema_arrow.names)}")
+        number = 0
+        for batch in file.iter_batches(_rows_at_once(file.metadata), columns=known):
+            if number + batch.num_rows <= skip:
+                number += batch.num_rows
+                continue
+            for row in _rows(batch):
+                number += 1
+                if number > skip:
+                    yield _record(row, number)
 
 
 def row_count(path: Path) -> int:
-    """The number of rows of a file."""
-    return int(pq.read_metadata(path).num_rows)
+    """The number of rows of a file. Raises InvalidArgument."""
+    with _opened(path) as file:
+        return int(file.metadata.num_rows)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """The open file. What pyarrow raises inside becomes InvalidArgument: anybody may have written the file."""
+    try:
+        # The dictionary of a column is kept as one: a few bytes may stand for thousands of large values.
+        footer = pq.read_metadata(path)
+        columns = footer.schema.to_arrow_schema()
+        kept = [each.name for each in columns if each.name in ("body", "key") and not pa.types.is_nested(each.type)]
+        with pq.ParquetFile(path, metadata=footer, read_dictionary=kept) as file:
+            yield file
+    except (pa.ArrowException, OSError, OverflowError) as cause:
+        raise InvalidArgument(f"{path} cannot be read as Parquet: {cause}") from None
+
+
+def _rows_at_once(told: Any) -> int:
+    """So many rows of a file that they take AT_ONCE_BYTES, as its footer tells."""
+    groups = [told.row_group(number) for number in range(told.num_row_groups)]
+    largest = max((each.total_byte_size // max(each.num_rows, 1) for each in groups), default=0)
+    return max(min(AT_ONCE_BYTES // max(largest, 1), ROWS_AT_ONCE), 1)
 
 
 def _rows(batch: Any) -> Iterator[dict[str, Any]]:
     columns = {name: batch.column(name) for name in batch.schema.names}
     if "create_time" in columns:
         columns["create_time"] = columns["create_time"].cast(_TIME).cast(pa.int64())
-    lists = {name: column.to_pylist() for name, column in columns.items()}
-    for values in zip(*lists.values(), strict=True):
-        yield dict(zip(lists, values, strict=True))
+    for number in range(batch.num_rows):
+        yield {name: column[number].as_py() for name, column in columns.items()}
 
 
 def _record(row: dict[str, Any], number: int) -> TransferRecord:
@@ -118,5 +139,9 @@ def _record(row: dict[str, Any], number: int) -> TransferRecord:
         raise InvalidArgument(f"row {number:,} is not a message: {cause}") from None
 
 
-def _bytes(value: bytes | str | None) -> bytes | None:
-    return value.encode() if isinstance(value, str) else value
+def _bytes(value: object) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    raise TypeError(f"{value!r:.100} is neither bytes nor text")

@@ -37,7 +37,7 @@ class TransferRecord:
     def check(self, number: int) -> TransferRecord:
         """Return the record. Raises InvalidArgument or MessageTooLarge with the record's number if a broker would refuse it."""
         try:
-            message_checks.body_bytes(self.body, limits.BODY_BYTES_MAX)
+            message_checks.body_bytes(self.body, limits.LONG_BODY_BYTES_MAX)
             message_checks.key_bytes(self.key)
             message_checks.tag_tuple(self.tags)
             message_checks.header_map(self.headers)

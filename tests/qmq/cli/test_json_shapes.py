@@ -29,6 +29,8 @@ NOT_RUN = {
     "qmq backup rebuild": "needs etcd and replicas that write to a store: tests/qmq/backup/test_interrupted_backup.py",
     "qmq backup restore": "needs etcd and replicas that write to a store: tests/qmq/backup/test_interrupted_backup.py",
     "qmq backup verify": "needs etcd and replicas that write to a store: tests/qmq/backup/test_interrupted_backup.py",
+    "qmq broker confirm-clock": "needs a replica with a control port: tests/qmq/cli/test_confirm_clock.py",
+    "qmq delay confirm-clock": "needs a replica with a control port: tests/qmq/cli/test_confirm_clock.py",
     "qmq broker hand-over": "needs a replica with a control port: tests/qmq/node/test_replica_node.py",
     "qmq delay hand-over": "needs a replica with a control port: tests/qmq/node/test_replica_node.py",
     "qmq lake compact": "needs a catalog of Iceberg tables: tests/spark/test_lake_command.py",

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import node_config, running
 
 import qmq
 from qmq.cli.transfer.json_lines import json_line, record_of_line
 from qmq.cli.transfer.load_journal import LoadJournal, LoadState
 from qmq.cli.transfer.record_loader import RecordLoader
-from qmq.cli.transfer.transfer_record import TransferRecord
+from qmq.cli.transfer.transfer_record import TransferRecord, record_of
 from qmq.errors import InvalidArgument
 from qmq.model import MessageId, Order, SubjectConfig
 from qmq.node.dev_node import Node
@@ -32,11 +34,11 @@ class Broken(Exception):
 class ListSource:
     """Records of a list, from a place on; it breaks before a place."""
 
-    def __init__(self, skip: int, breaks_at: int | None = None) -> None:
-        self._count, self._breaks_at = skip, breaks_at
+    def __init__(self, skip: int, breaks_at: int | None = None, *, records: list[TransferRecord] = RECORDS) -> None:
+        self._count, self._breaks_at, self._records = skip, breaks_at, records
 
     async def records(self) -> AsyncIterator[TransferRecord]:
-        for record in RECORDS[self._count :]:
+        for record in self._records[self._count :]:
             if self._count == self._breaks_at:
                 raise Broken
             self._count += 1
@@ -162,3 +164,15 @@ def refusal(line: bytes) -> str:
 @given(st.binary(max_size=60) | st.sampled_from([b"[]", b'{"body": 1, "key": 3}', b'{"body": "", "tags": 5}', b'{"body_base64": "?"}']))
 def test_any_bytes_are_a_record_or_an_error_that_names_the_line(line: bytes) -> None:
     assert refusal(line) == "" or refusal(line).startswith("line 17 is not an object")
+
+
+async def test_a_client_and_an_import_send_as_long_bodies_as_the_subject_takes(tmp_path: Path) -> None:
+    body = bytes(6 << 20)
+    async with running(node_config(tmp_path / "node")) as node, qmq.connect(node.address) as mq:
+        for subject in ("long", "copy"):
+            await mq.metadata.create_subject(SubjectConfig(subject, body_bytes_max=15 << 20))
+        await mq.send("long", body)
+        records = [record_of(each).check(1) async for each in mq.browse("long")]
+        with closing(LoadJournal(tmp_path / "journal", LOAD)) as journal:
+            await RecordLoader(mq, "copy", journal).load(ListSource(0, records=records))
+        assert [each.body async for each in mq.browse("copy")] == [body]

@@ -55,6 +55,7 @@ READING_FIELDS = [
     "is_finished",
     "parked_keys",
     "parked_messages",
+    "is_full",
     "holders",
 ]
 CHANGE_FIELDS = [

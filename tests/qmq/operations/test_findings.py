@@ -35,6 +35,7 @@ from qmq.operations.cluster_snapshot import (
     PauseFacts,
     RouteChangeFacts,
     StorageFacts,
+    StoreMemberFacts,
     SubjectFacts,
 )
 from qmq.operations.finding import Finding, Severity, Thresholds, in_words, size_in_words
@@ -43,11 +44,20 @@ from qmq.operations.findings import KINDS, findings, folded, worst
 ROOT = Path(__file__).resolve().parents[3]
 NOTICE, WARNING, CRITICAL = Severity.NOTICE, Severity.WARNING, Severity.CRITICAL
 STUCK = RouteChangeFacts("split", 2, "sealed", NOW_MS - 200_000)
+FULL = group("orders", "billing", progress=(GroupProgress(3, "g1", 0, 0, 0, is_full=True),))
 UNHELD = group("orders", "billing", progress=(GroupProgress(7, "g1", 0, 5, 1_000, is_unheld=True),))
 OLD_UNFLUSHED = StorageFacts(STORAGE.disk_free_bytes, STORAGE.disk_reserved_bytes, 1, 2_000_000, 95_000)
 LOST = broker_group("g1", replica("g1-a"), replica("g1-b", None, is_present=False), replica("g1-c", None, is_present=False))
 
+ETCD_WELL = (StoreMemberFacts("etcd0:2379", "3.6.5"), StoreMemberFacts("etcd1:2379", "3.5.3"))
+ETCD = (ETCD_WELL[0], StoreMemberFacts("etcd1:2379", failure="no answer within 1 s"))
+
 Case = tuple[ClusterSnapshot, ClusterSnapshot | None, str, Severity, str]
+FORK = (
+    "knows that the entries up to 7 are committed, and the master g1-a of epoch 4 has other entries, or none, after 5: "
+    "acknowledged messages are missing there"
+)
+
 CASES: dict[str, Case] = {
     "a metaserver of two": (
         changed(metaservers=(WELL.metaservers[0], MetaserverFacts("meta1:20880", "connection refused"))),
@@ -76,6 +86,27 @@ CASES: dict[str, Case] = {
         "store-silent",
         CRITICAL,
         "coordination store every metaserver has got no answer from it for 42 s",
+    ),
+    "a member of etcd": (
+        changed(metaservers=tuple(replace(each, store_members=ETCD) for each in WELL.metaservers)),
+        None,
+        "store-member-away",
+        WARNING,
+        "etcd member etcd1:2379 does not answer: no answer within 1 s",
+    ),
+    "a member of etcd that one metaserver cannot reach": (
+        changed(metaservers=(replace(WELL.metaservers[0], store_members=ETCD), replace(WELL.metaservers[1], store_members=ETCD_WELL))),
+        None,
+        "store-member-away",
+        WARNING,
+        "etcd member etcd1:2379 does not answer meta0:20880: no answer within 1 s",
+    ),
+    "an etcd that may corrupt its data": (
+        changed(metaservers=(replace(WELL.metaservers[0], store_members=(StoreMemberFacts("etcd0:2379", "3.5.2"),)),)),
+        None,
+        "store-version",
+        WARNING,
+        "etcd member etcd0:2379 runs etcd 3.5.2",
     ),
     "a question without an answer": (
         changed(missing={"dead_letters": "op:bob may not describe the cluster"}),
@@ -133,6 +164,32 @@ CASES: dict[str, Case] = {
         WARNING,
         "replica g1-c of g1 may lack entries that it acknowledged",
     ),
+    "a replica whose master lacks committed entries": (
+        with_replica(fork=FORK),
+        None,
+        "replica-forked",
+        CRITICAL,
+        f"replica g1-c of g1 {FORK}",
+    ),
+    "a store whose data was put back": (
+        with_replica(older_store="its revision was 9, and is 5"),
+        None,
+        "store-put-back",
+        CRITICAL,
+        "coordination store its data was put back: its revision was 9, and is 5 (by g1-c)",
+    ),
+    "a group whose whole replicas are no majority": (
+        changed(
+            broker_groups=(
+                broker_group("g1", replica("g1-a", "slave"), replica("g1-b", is_whole=False), replica("g1-c", role=None)),
+                broker_group("g2"),
+            )
+        ),
+        None,
+        "no-master",
+        CRITICAL,
+        "broker group g1 elects no master: g1-b may lack entries and has no vote, so all 3 voters are needed",
+    ),
     "a master that waits": (
         changed(broker_groups=(broker_group("g1", replica("g1-a", "master", is_serving=False), replica("g1-b"), replica("g1-c")),)),
         None,
@@ -165,7 +222,7 @@ CASES: dict[str, Case] = {
         with_replica(process=replace(PROCESS, is_insecure=True)),
         None,
         "insecure-port",
-        WARNING,
+        NOTICE,
         "replica g1-c accepts connections from other machines without certificates (--insecure)",
     ),
     "a certificate in three weeks": (
@@ -196,6 +253,13 @@ CASES: dict[str, Case] = {
         WARNING,
         "replica g1-c 1.91 MiB are not flushed, the oldest for 1 min 35 s",
     ),
+    "a damaged object": (
+        with_replica(storage=replace(STORAGE, damaged_objects=("g1/message/00000000000000000000/000000",))),
+        None,
+        "object-damaged",
+        CRITICAL,
+        "replica g1-c the object store has lost or changed g1/message/00000000000000000000/000000",
+    ),
     "a disk nearly full": (
         with_replica(storage=replace(STORAGE, disk_free_bytes=200 << 20)),
         None,
@@ -223,6 +287,20 @@ CASES: dict[str, Case] = {
         "clocks-differ",
         WARNING,
         "replica g1-c its clock is 1 min 30 s ahead of the others",
+    ),
+    "retention that waits for an operator": (
+        with_replica(retention_behind_ms=30 * 86_400_000),
+        None,
+        "retention-behind",
+        WARNING,
+        "replica g1-c of g1 its retention counts by a time 2,592,000 s behind its clock: an operator has to confirm its clock",
+    ),
+    "a clock that other machines deny": (
+        with_replica(clock_step_ms=7_200_000),
+        None,
+        "retention-behind",
+        WARNING,
+        "replica g1-c of g1 its retention counts by a time 7,200 s behind its clock: the other machines do not confirm its clock",
     ),
     "a delay group whose clock jumped": (
         changed(delay_groups=(delay_group(clock_step_ms=-5_000),)),
@@ -345,6 +423,18 @@ CASES: dict[str, Case] = {
         "parked-keys",
         WARNING,
         "group billing of orders has 2 parked keys with 17 messages",
+    ),
+    "too many parked keys": (
+        changed(
+            groups=(
+                group("orders", "billing", parked_keys=2, parked_messages=17, progress=(GroupProgress(3, "g", 0, 0, 0, is_full=True),)),
+            )
+        ),
+        None,
+        "parked-keys",
+        CRITICAL,
+        "group billing of orders has 2 parked keys with 17 messages; that is too many: it gets no more messages of partition 3 "
+        "until you replay or skip keys",
     ),
     "late deliveries": (
         changed(delay_groups=(delay_group(lateness_p99_ms=12_000),)),

@@ -8,7 +8,11 @@ import threading
 from datetime import timedelta
 from pathlib import Path
 
+import needs
 import pytest
+from qmq_coordination.etcd.etcd_process import EtcdCluster
+from qmq_coordination.etcd.etcd_store import EtcdStore
+from qmq_coordination.view import ClusterView
 from support import node_config
 
 import qmq
@@ -193,6 +197,34 @@ async def test_a_metaserver_cut_off_from_the_coordination_store() -> None:
                 await asyncio.sleep(0.05)
         assert silent[0].severity is Severity.CRITICAL
         with_heal()
+
+
+async def test_a_member_of_etcd_that_was_killed_and_a_release_that_may_corrupt_data(tmp_path: Path) -> None:
+    needs.need_etcd()
+    etcd = EtcdCluster(tmp_path / "etcd", 3)
+    store = EtcdStore(etcd.endpoints)
+    view = ClusterView(store)
+    server = MetaServer(store, view, MetaConfig("127.0.0.1", 0), members=store.members)
+    try:
+        etcd.start()
+        await view.start()
+        await server.start()
+        etcd.members[1].kill()
+        async with qmq.connect(server.address) as mq:
+            snapshot = await read_snapshot(mq.metadata)
+    finally:
+        await server.stop()
+        await view.stop()
+        await store.close()
+        etcd.stop()
+    first, killed, third = (f"etcd member 127.0.0.1:{each.client_port}" for each in etcd.members)
+    found = [each for each in findings(snapshot) if each.code.startswith("store-")]
+    assert {(each.code, each.about) for each in found} == {
+        ("store-member-away", killed),
+        *(("store-version", about) for about in (first, third)),
+    }
+    assert [each.what for each in found if each.code == "store-version"] == ["runs etcd 3.5.1"] * 2
+    assert {each.severity for each in found} == {Severity.WARNING}
 
 
 async def test_one_metaserver_of_two_that_does_not_answer(node: Node) -> None:
