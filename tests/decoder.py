@@ -1,0 +1,107 @@
+"""One entry of the list of decoders, and what several entries use."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import hostile_values as values
+import msgspec
+from hypothesis import strategies as st
+
+from qmq import errors
+from qmq.client.dead_letter import DeadLetter, letter_of
+from qmq.client.delayed_message import DelayedMessage
+from qmq.clock import time_of
+from qmq.log.checked_payload import with_checksum
+from qmq.model import DelayedId, MessageId
+
+Strategy = st.SearchStrategy[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """One decoder. `raises`: its typed reasons. `runs`: the functions with conversions that it runs."""
+
+    name: str
+    inputs: Strategy
+    decode: Callable[[Any], object]
+    raises: tuple[type[Exception], ...] = ()
+    runs: tuple[str, ...] = ()
+
+
+def shown(value: object) -> None:
+    """What a page, an answer or a file gets must be text that UTF-8 can carry."""
+    json.dumps(value, ensure_ascii=False, allow_nan=False, default=str).encode()
+
+
+def in_file(use: Callable[[Path], object], name: str = "file") -> Callable[[bytes], object]:
+    """A decoder of a file's content."""
+
+    def decode(data: bytes) -> object:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+            return use(path)
+
+    return decode
+
+
+def tolerant(decode: Callable[[Any], object]) -> Callable[[Any], object]:
+    """The decoder, where others follow it."""
+
+    def work(value: Any) -> object:
+        try:
+            return decode(value)
+        except errors.InvalidArgument as reason:
+            return reason
+
+    return work
+
+
+def packed(value: Any) -> bytes:
+    """A value as MessagePack; the empty map for one that MessagePack cannot hold."""
+    try:
+        return msgspec.msgpack.encode(value)
+    except (OverflowError, UnicodeEncodeError, RecursionError):
+        return b"\x80"
+
+
+OURS: Final = (
+    *("rocketmq-id", "rocketmq-keys", "rocketmq-type", "rocketmq-due-ms", "rocketmq-born-host"),
+    *("rocketmq-check-after-ms", "traceparent", "qmq-group"),
+)
+LETTERS: Final = values.headers("qmq-group", "qmq-subject", "qmq-sequence", "qmq-attempt", "qmq-error", "qmq-dead-ms")
+LETTER_HEADERS: Final = {
+    **dict.fromkeys(("qmq-group", "qmq-subject"), b"g"),
+    **dict.fromkeys(("qmq-sequence", "qmq-attempt", "qmq-dead-ms"), b"1"),
+    "qmq-error": b"\xff",
+}
+PACKED: Final = values.JSON_VALUES.map(packed) | values.BYTES
+NUMBER: Final = st.integers(-(2**63), 2**64 - 1)
+
+
+def checked(magic: bytes, payloads: Strategy) -> Strategy:
+    """Payloads behind their checksum, and any bytes."""
+    return payloads.map(lambda payload: with_checksum(magic, payload)) | values.BYTES
+
+
+@st.composite
+def delayed(draw: st.DrawFn) -> DelayedMessage:
+    """Delayed messages as a delay group shows them."""
+    due, created = time_of(draw(values.ANY_TIMES_MS)), time_of(draw(values.ANY_TIMES_MS))
+    body, key = draw(st.none() | values.BYTES), draw(st.none() | values.BYTES)
+    found = draw(values.headers(*OURS, "qmq-cron"))
+    cron, zone = (draw(st.sampled_from(["", "* * * * *", "0 0 30 2 *", "UTC", "Europe/Berlin"]) | values.WIRE_TEXTS) for _ in range(2))
+    identifier = str(DelayedId(MessageId(1, 2, 3), draw(st.integers(0, 2**63 - 1)), draw(st.integers(0, 2**63 - 1)), "d1"))
+    state = draw(st.sampled_from(["half", "pending", "planned", "delivered", "cancelled", "moved"]))
+    return DelayedMessage(identifier, "s", MessageId(1, 2, 3), due, created, key, ("t",), found, body, 5, state, cron, zone, "d1")
+
+
+def letter(message: Any) -> DeadLetter:
+    return letter_of(message)

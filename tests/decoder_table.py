@@ -1,0 +1,82 @@
+"""The decoders of the tree: what each reads, and what it may raise. `tests/qmq/test_decoders.py` feeds them, and says what belongs here."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from decoder import Decoder as Decoder
+from decoders_of_commands import COMMANDS, STORED
+from decoders_of_libraries import CLIENT, SPARK
+from decoders_of_identity import IDENTITY
+from decoders_of_services import CONSOLE, GATEWAY, HTTP, TASKS
+
+DECODERS: Final = (*GATEWAY, *HTTP, *TASKS, *CONSOLE, *COMMANDS, *STORED, *CLIENT, *SPARK, *IDENTITY)
+
+ALSO_FUZZED: Final = "tests/fuzz feeds it, behind the checksum of the log's entry"
+NUMBER_ALREADY: Final = "a number already"
+BY_ETCD: Final = "a value that QMQ itself keeps in etcd"
+BY_SERVERS: Final = "what a server of QMQ answered"
+OWN: Final = "what this program wrote itself a moment ago"
+
+OTHERS: Final[dict[str, str]] = {
+    "pyspark_qmq.datasets.deliveries.Replay._snapshot": ALSO_FUZZED,
+    "pyspark_qmq.files.log_walk.pasts": ALSO_FUZZED,
+    "pyspark_qmq.files.file_log.FileLog._names": "names of subjects, which brokers check before they store a batch",
+    "pyspark_qmq.files.file_log.FileLog.subjects": "names of subjects, which brokers check before they store a batch",
+    "pyspark_qmq.java.parse_settings": "what the installed Java says of itself",
+    **{
+        f"pyspark_qmq.jobs.{each}": NUMBER_ALREADY
+        for each in (
+            *("archive_report._plots", "consumed.utc", "dead_letters.report", "delay_judging.binned", "duplicates._plots"),
+            *("order_report._plots", "plots._bars", "plots._write_numbers_out"),
+        )
+    },
+    "pyspark_qmq.jobs.order_words.producer": "a column that this job wrote as hexadecimal digits",
+    "pyspark_qmq.stream_progress._sources": "the progress that Spark itself writes as JSON",
+    "qmq.backup.cluster_items.awaits_data": BY_ETCD,
+    "qmq.backup.cluster_items.delay_settings": BY_ETCD,
+    "qmq.backup.new_cluster.RestoreMark.decode": BY_ETCD,
+    "qmq.backup.new_cluster.known_mark": BY_ETCD,
+    "qmq.backup.rebuilding._group_keys": BY_ETCD,
+    "qmq.backup.restoring.Restore._secret": BY_ETCD,
+    "qmq.cli.backup_commands._create": BY_ETCD,
+    "qmq.backup.log_evidence.look_into": "the data folder of a stopped replica; tests/damage cuts and changes its files",
+    "qmq.backup.replica_folder.ReplicaTarget.made_by": "the data folder of a restore; any damage reads as no restore",
+    "qmq.backup.log_reading.ScheduleReader.read": BY_SERVERS,
+    "qmq.backup.verifying.BackupVerifier._verify_schedule": "tests/qmq/backup changes such states; any becomes BackupDamaged",
+    "qmq.cli.confirm_clock.confirm_clock": BY_SERVERS,
+    "qmq.cli.delay_view.histogram_view": OWN,
+    "qmq.cli.delay_view.list_table": OWN,
+    "qmq.cli.message_commands._body_text": OWN,
+    "qmq.client.ack_spool.pack_origin": OWN,
+    "qmq.client.dead_letter_queue.DeadLetters._done": NUMBER_ALREADY,
+    "qmq.client.delayed_message.DelayedMessage.key": "says that it raises UnicodeDecodeError; nothing of QMQ calls it",
+    "qmq.client.due_times.checked": NUMBER_ALREADY,
+    "qmq.client.ordered.lane_pull.unpack_keys": BY_SERVERS,
+    "qmq.client.ordered.ordered_message.LaneMessage.logical_partition": NUMBER_ALREADY,
+    "qmq.console.console_app.ConsoleSite._failure": NUMBER_ALREADY,
+    "qmq.console.delay_page.show_delays": NUMBER_ALREADY,
+    "qmq.console.live_tail.TailPace.take": NUMBER_ALREADY,
+    "qmq.console.oidc.OidcFlow.came_back": "a cookie behind the console's own seal",
+    "qmq.console.oidc._error_of": "the text of a refusal; any other answer reads as no text",
+    "qmq.console.oidc._packed": OWN,
+    "qmq.console.oidc_login.OidcLogin.begin": NUMBER_ALREADY,
+    "qmq.console.range_strip.lane_ranges": NUMBER_ALREADY,
+    "qmq.console.range_strip.partition_ranges": NUMBER_ALREADY,
+    "qmq.console.route_ring.ring": NUMBER_ALREADY,
+    "qmq.console.translation.patterns": "a file of the package",
+    "qmq.console.wording.catalog": "a file of the package",
+    "qmq.gateway.topic_sending.TopicSending._send_half": OWN,
+    "qmq.integrations.django.task_worker.handle": "a handler: the listener counts the attempt of its message alone",
+    "qmq.integrations.kombu.envelope.due_of": "the sender's own task, before it is stored",
+    "qmq.integrations.taskiq.QmqBroker.listen": "the formatter may be anybody's: whatever it raises sets the message aside",
+    "qmq.integrations.taskiq.QmqBroker.kick": "the sender's own task, before it is stored",
+    "qmq.operations.finding.size_in_words": NUMBER_ALREADY,
+    "qmq.operations.message_view._delay_stored_ms": "a delayed id, which the client parsed before",
+    "qmq.schemas.body_decoder._fingerprint": OWN,
+    "qmq.security.quotas.RateMeter.__init__": NUMBER_ALREADY,
+    "qmq.sql.debezium_outbox.time_ordered_id": OWN,
+    "qmq.sql.dedup_records.is_there": NUMBER_ALREADY,
+    "qmq.sql.expressions.number": NUMBER_ALREADY,
+}
+"""Functions that convert what nobody else writes, or that another test feeds: the reason."""

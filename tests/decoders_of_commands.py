@@ -1,0 +1,230 @@
+"""The decoders of commands, and of what backups and tiering store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import hostile_values as values
+from decoder import (
+    LETTER_HEADERS,
+    LETTERS,
+    NUMBER,
+    PACKED,
+    Decoder,
+    checked,
+    delayed,
+    in_file,
+    letter,
+    packed,
+    shown,
+    tolerant,
+)
+from hypothesis import strategies as st
+
+from qmq import errors
+from qmq.backup import backup_manifest, cluster_items, running_marks
+from qmq.cli import browse, consume, delay_view, dlq, group, produce, times
+from qmq.cli.mirroring import mirror_subject
+from qmq.cli.transfer import json_lines, parquet_rows
+from qmq.cli.transfer.load_journal import LoadJournal
+from qmq.cli.transfer.transfer_record import record_of
+from qmq.operations import key_texts, message_view
+from qmq.operations.inquiry import Followed, Inquiry
+from qmq.proto.v1 import control_pb2 as control
+from qmq.tiering import segment_catalog, stored_segment
+
+# --- commands: browse, consume, message, why, dlq, delay, import, mirror --------------------------------------------------
+
+
+@st.composite
+def places(draw: st.DrawFn) -> control.StoredMessage:
+    found = control.StoredMessage(message_id="0" * 32, subject="s", broker_group="g1", sequence=5, key=draw(values.BYTES))
+    found.body, found.is_directed = draw(values.BYTES), draw(st.booleans())
+    found.create_time_ms, found.append_time_ms, found.due_ms = (draw(st.integers(-(2**63), 2**63 - 1)) for _ in range(3))
+    for name, value in draw(values.headers("qmq-group", "qmq-attempt")).items():
+        found.headers.add(name=name, value=value)
+    return found
+
+
+@st.composite
+def inquiries(draw: st.DrawFn) -> Inquiry:
+    place = draw(places())
+    kinds = st.sampled_from([*message_view.WHAT, ""]) | values.WIRE_TEXTS
+    last = control.MessageEvent(kind=draw(kinds), error=draw(values.WIRE_TEXTS), time_ms=draw(st.integers(-(2**63), 2**63 - 1)))
+    state = draw(st.sampled_from(["new", "held", "waiting", "dying", "dead", "done", "parked"]))
+    states = [
+        control.MessageState(group="g", state=state, last=last, attempt=draw(st.integers(0, 2**31 - 1)), consumer=draw(values.WIRE_TEXTS))
+    ]
+    return Inquiry("0" * 32, [Followed(place, [last], states, now_ms=draw(values.TIMES_MS))], draw(st.lists(delayed(), max_size=1)))
+
+
+def asked(inquiry: Inquiry) -> None:
+    shown(message_view.why(inquiry, 10**12))
+    shown(message_view.timeline(inquiry))
+    shown([message_view.message_facts(each.place) for each in inquiry.followed])
+
+
+def browsed_line(message: Any) -> None:
+    shown(browse.fields(message))
+    for width in (80, None):
+        browse.line(message, width).plain.encode()
+
+
+def consumed(message: Any) -> None:
+    for form in (consume.Form(True, is_raw=False), consume.Form(False, is_raw=True), consume.Form(False, is_raw=False)):
+        form.line(message, {})
+
+
+def loaded(path: Path) -> None:
+    with_journal = LoadJournal(path, {"subject": "s"})
+    try:
+        if with_journal.state is not None:
+            with_journal.save(with_journal.state)
+    finally:
+        with_journal.close()
+
+
+JOURNAL: Final = {
+    **{"version": 1, "load": {"subject": "s"}, "base": "00ff", "ends": [["g1", 0, 5]]},
+    **{"records": 5, "is_done": False, "mark": None},
+}
+NOTE: Final = {"mark": [["g1", 0, 5]], "ends": [["g1", 0, 5]], "time_ms": 5}
+MIRROR: Final = {"notes": [NOTE, NOTE], "read_to": [["g1", 0, 5]], "moved": {"g": 5}}
+
+
+def mirrored(path: Path) -> None:
+    """What a mirror does with its record."""
+    found = mirror_subject.read_record(path.parent, "s")
+    found.lag({("g1", 0): 9}, {})
+    found.encode()
+    for each in found.notes:
+        each.is_done({("g1", 0): 5.0})
+
+
+LINES: Final = values.json_of(
+    values.objects(
+        body=values.TEXTS,
+        body_base64=values.BASE64,
+        key=values.TEXTS,
+        tags=st.lists(values.TEXTS, max_size=2),
+        headers=st.dictionaries(values.TEXTS, values.TEXTS, max_size=2),
+        create_time_ms=values.ANY_TIMES_MS,
+        id=values.TEXTS,
+    )
+)
+
+
+def written(message: Any) -> None:
+    json_lines.record_of_line(json_lines.json_line(record_of(message), {}), 1)
+    mirror_subject.path_of(record_of(message))
+
+
+COMMANDS: Final = (
+    Decoder(
+        "qmq message and qmq why",
+        inquiries(),
+        asked,
+        (),
+        ("qmq.operations.key_texts.key_text", "qmq.operations.message_view.text_of"),
+    ),
+    Decoder("qmq browse", values.browsed(), browsed_line, (), ("qmq.operations.message_view.text_of",)),
+    Decoder("qmq consume", values.received(), consumed),
+    Decoder("qmq delay", delayed(), lambda message: shown(delay_view.message_facts(message))),
+    Decoder(
+        "qmq dlq: a letter",
+        values.received(st.just(LETTER_HEADERS) | LETTERS),
+        lambda message: shown(dlq.whole_row(letter(message))),
+        (errors.InvalidArgument,),
+        ("qmq.cli.dlq._text",),
+    ),
+    Decoder(
+        "commands: a key",
+        values.TEXTS | values.BASE64.map(lambda text: f"base64:{text}") | values.TEXTS.map(lambda text: f"hex:{text}"),
+        key_texts.parse_key,
+        (errors.InvalidArgument,),
+        ("qmq.operations.key_texts.parse_key",),
+    ),
+    Decoder(
+        "commands: times and durations",
+        values.TIME_TEXTS | values.TEXTS | values.NUMBERS.map(lambda number: f"{number}w"),
+        lambda text: [
+            each(text) for each in (tolerant(times.parse_when), tolerant(times.parse_duration), tolerant(browse.moment), group.parse_target)
+        ],
+        (errors.InvalidArgument,),
+        ("qmq.cli.times.parse_when", "qmq.cli.times.parse_duration", "qmq.cli.browse.moment", "qmq.cli.group.parse_target"),
+    ),
+    Decoder(
+        "qmq send: a line of JSON",
+        LINES,
+        lambda line: produce.parse_line(1, line, None, None),
+        (errors.InvalidArgument,),
+        ("qmq.cli.produce.parse_line",),
+    ),
+    Decoder(
+        "qmq import: a line",
+        LINES,
+        lambda line: json_lines.record_of_line(line, 1),
+        (errors.InvalidArgument,),
+        ("qmq.cli.transfer.json_lines.record_of_line", "qmq.cli.transfer.json_lines._bytes_of"),
+    ),
+    Decoder("qmq export and mirror: a message", values.browsed(), written, (), ("qmq.cli.transfer.json_lines._body",)),
+    Decoder(
+        "qmq import: a Parquet file",
+        values.BYTES | st.binary(max_size=30).map(lambda data: b"PAR1" + data + b"PAR1"),
+        in_file(lambda path: (tolerant(parquet_rows.row_count)(path), list(parquet_rows.parquet_records(path, 0)))),
+        (errors.InvalidArgument,),
+    ),
+    Decoder(
+        "qmq import and mirror: the state file",
+        values.json_of(values.changed(JOURNAL)).map(lambda data: data + b"\n"),
+        in_file(loaded),
+        (errors.InvalidArgument,),
+        ("qmq.cli.transfer.load_journal.LoadJournal._read", "qmq.cli.transfer.load_journal.LoadState.of_json"),
+    ),
+    Decoder(
+        "qmq mirror: the record",
+        values.json_of(values.changed(MIRROR)),
+        in_file(mirrored, "s.record"),
+        (),
+        ("qmq.cli.mirroring.mirror_notes.MirrorRecord.decode", "qmq.cli.mirroring.mirror_subject.read_record"),
+    ),
+)
+
+
+# --- backups, stored segments --------------------------------------------------------------------------------------------
+
+SEGMENT: Final = st.tuples(st.just(1), NUMBER, NUMBER, NUMBER, st.lists(NUMBER, max_size=3)).map(list).map(packed)
+CATALOG: Final = st.tuples(st.just(1), *[st.lists(st.tuples(NUMBER, NUMBER), max_size=3)] * 2).map(list).map(packed)
+KEYS: Final = st.sampled_from(["/qmq/subjects/s", "/qmq/groups/g1/delay", "/qmq/replicas/x", ""]) | values.WIRE_TEXTS
+
+STORED: Final = (
+    Decoder(
+        "backup: the manifest",
+        checked(b"QMK1", PACKED | values.objects(version=st.just(1), id=values.WIRE_TEXTS, groups=st.just([])).map(packed)),
+        lambda data: backup_manifest.decode_manifest("20261121T130000000Z-ab12", data),
+        (errors.BackupDamaged, errors.BackupVersion),
+        ("qmq.backup.backup_manifest.decode_manifest",),
+    ),
+    Decoder(
+        "backup: the cluster's keys",
+        st.lists(st.tuples(KEYS, values.BYTES), max_size=3).map(packed) | PACKED,
+        cluster_items.decode_items,
+        (errors.BackupDamaged,),
+        ("qmq.backup.cluster_items.decode_items",),
+    ),
+    Decoder(
+        "backup: names of objects",
+        values.TEXTS.map(lambda text: f"running/create-{text}-x") | values.TEXTS,
+        lambda name: (running_marks.mark_of(name), backup_manifest.time_of_backup(name), backup_manifest.id_of(name)),
+        (),
+        ("qmq.backup.backup_manifest.time_of_backup",),
+    ),
+    Decoder(
+        "tiering: a manifest",
+        checked(b"QMG1", SEGMENT | PACKED),
+        lambda data: stored_segment.decode_manifest(data),
+        (stored_segment.BadManifest,),
+    ),
+    Decoder("tiering: the catalog", checked(b"QMT1", CATALOG | PACKED), lambda data: segment_catalog.decode_catalog(data)),
+)

@@ -1,0 +1,384 @@
+"""The decoders of gateways, HTTP, task queues and the console."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import hostile_values as values
+from decoder import (
+    LETTER_HEADERS,
+    LETTERS,
+    OURS,
+    Decoder,
+    delayed,
+    in_file,
+    letter,
+    shown,
+    tolerant,
+)
+from dramatiq.errors import DecodeError
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+from hypothesis import strategies as st
+
+from qmq import errors
+from qmq.client import payloads
+from qmq.client.delayed_message import DelayedMessage
+from qmq.clock import time_of
+from qmq.console import delay_page, live_tail, message_finding
+from qmq.console.bodies import body_view
+from qmq.console.dead_letter_pages import LetterFilter, ReplayPlan
+from qmq.console.oidc import OidcConfig, OidcFlow, OidcTokens
+from qmq.gateway import half_messages, message_filter, message_mapping, rocketmq_names, topic_sending
+from qmq.gateway.gateway_credentials import GatewayCredentials
+from qmq.gateway.invisible_messages import ReceiptHandle
+from qmq.gateway.status_codes import Refused
+from qmq.integrations import cloud_event, dramatiq, server_sent_events
+from qmq.integrations.faststream import faststream_messages
+from qmq.integrations.http import http_requests, http_site
+from qmq.integrations.kombu import envelope
+from qmq.model import DelayedId
+from qmq.operations import letter_edit
+from qmq.proto.rocketmq import definition_pb2 as api
+
+# --- RocketMQ's gateway -------------------------------------------------------------------------------------------------
+
+TOPIC: Final = api.Resource(name="s")
+
+
+def for_client(message: Any) -> None:
+    for is_ordered in (True, False):
+        message_mapping.message_for_client(message, TOPIC, is_ordered=is_ordered, handle="h", invisible_ms=5).SerializeToString()
+
+
+def half(message: DelayedMessage) -> None:
+    message_mapping.half_message_for_client(message).SerializeToString()
+    half_messages.CheckPlan().is_time(message, 10**15, 5)
+    half_messages.outcome_before(message)
+
+
+@st.composite
+def sent(draw: st.DrawFn) -> api.Message:
+    """Messages as any program may send them: Protobuf holds UTF-8 and numbers of its sizes only."""
+    text, int64, int32 = values.WIRE_TEXTS, st.integers(-(2**63), 2**63 - 1), st.integers(-(2**31), 2**31 - 1)
+    message = api.Message(topic=api.Resource(name=draw(st.just("s") | text)), body=draw(values.BYTES))
+    message.user_properties.update(draw(st.dictionaries(text, text, max_size=4)))
+    system = message.system_properties
+    system.message_id, system.message_group, system.born_host, system.trace_context = (draw(st.just("") | text) for _ in range(4))
+    system.message_type, system.body_encoding = draw(st.integers(0, 9)), draw(st.integers(0, 3))
+    system.body_digest.type, system.body_digest.checksum = draw(st.integers(0, 5)), draw(text)
+    system.keys.extend(draw(st.lists(text, max_size=3)))
+    if draw(st.booleans()):
+        system.tag = draw(text)
+    if draw(st.booleans()):
+        system.delivery_timestamp.CopyFrom(Timestamp(seconds=draw(int64), nanos=draw(int32)))
+    if draw(st.booleans()):
+        system.orphaned_transaction_recovery_duration.CopyFrom(Duration(seconds=draw(int64), nanos=draw(int32)))
+    return message
+
+
+def from_client(message: api.Message) -> None:
+    found = message_mapping.message_from_client(message, 1_000)
+    time_of(found.due_ms or 0)
+
+
+def filtered(given: tuple[str, str, Any]) -> None:
+    kind, expression, message = given
+    asked = api.FilterExpression(type=api.SQL if kind == "SQL" else api.TAG, expression=expression)
+    message_filter.filter_of_request(asked).wants(message)
+
+
+PIECES: Final = (
+    "a",
+    "b",
+    "TAGS",
+    "'x'",
+    "''",
+    "1",
+    "1e999",
+    "9" * 400,
+    "²",
+    "=",
+    "<>",
+    ">",
+    "AND",
+    "OR",
+    "NOT",
+    "(",
+    ")",
+    "IN",
+    ",",
+    "IS NULL",
+)
+CONDITIONS: Final = st.lists(st.sampled_from((*PIECES, "BETWEEN", "CONTAINS", "-", "true", "||", "*")), max_size=12).map(
+    " ".join
+) | st.sampled_from(["(" * 900, "NOT " * 900 + "a = 1", "(" * 500 + "a = 1" + ")" * 500])
+
+GATEWAY: Final = (
+    Decoder("gateway: a message for a client", values.received(values.headers(*OURS)), for_client),
+    Decoder("gateway: a half message", delayed(), half, (Refused,)),
+    Decoder("gateway: a message from a client", sent(), from_client, (Refused,)),
+    Decoder(
+        "gateway: a filter, and what it asks of a message",
+        st.tuples(st.sampled_from(["SQL", "TAG"]), CONDITIONS | values.WIRE_TEXTS, values.received(values.headers("a", "b"))),
+        filtered,
+        (Refused,),
+    ),
+    Decoder(
+        "gateway: a receipt handle", values.BASE64, ReceiptHandle.parse, (Refused,), ("qmq.gateway.invisible_messages.ReceiptHandle.parse",)
+    ),
+    Decoder(
+        "gateway: a recall handle",
+        values.BASE64,
+        lambda text: DelayedId.parse(topic_sending.parse_recall_handle(text)[1]),
+        (errors.CallerError,),
+        ("qmq.gateway.topic_sending.parse_recall_handle",),
+    ),
+    Decoder(
+        "gateway: names",
+        st.builds(api.Resource, name=values.WIRE_TEXTS, resource_namespace=values.WIRE_TEXTS),
+        lambda each: (rocketmq_names.subject_of_topic(each), rocketmq_names.group_of_resource(each)),
+        (Refused,),
+    ),
+    Decoder(
+        "gateway: a signature",
+        st.fixed_dictionaries(
+            {
+                "x-mq-date-time": values.TEXTS,
+                "authorization": values.TEXTS
+                | values.TEXTS.map(lambda text: f"MQv2-HMAC-SHA1 Credential={text}, SignedHeaders=x-mq-date-time, Signature={'a' * 40}"),
+            }
+        ).map(lambda found: {name: text.encode("latin-1", "replace").decode("latin-1") for name, text in found.items()}),
+        GatewayCredentials({}).authenticate,
+        (Refused,),
+    ),
+    Decoder(
+        "gateway: the file of keys",
+        values.json_of(st.lists(values.objects(access_key=values.TEXTS, secret_key=values.TEXTS, token=values.TEXTS))),
+        in_file(GatewayCredentials.load),
+        (errors.InvalidArgument,),
+        ("qmq.gateway.gateway_credentials.GatewayCredentials.load",),
+    ),
+)
+
+# --- HTTP, CloudEvents, server-sent events -------------------------------------------------------------------------------
+
+ATTRIBUTES: Final = ("ce-id", "ce-source", "ce-type", "ce-specversion", "ce-partitionkey", "content-type", "ce-x")
+EVENT: Final = {"id": "1", "source": "/s", "type": "t", "specversion": "1.0"}
+EVENTS: Final = values.objects(
+    data=values.JSON_VALUES, data_base64=values.BASE64, datacontenttype=st.just("text/plain"), x=values.TEXTS, partitionkey=values.TEXTS
+).map(lambda fields: {**EVENT, **fields})
+MEDIA: Final = st.sampled_from([cloud_event.STRUCTURED, cloud_event.BATCH, "application/json", "text/plain", ""])
+
+
+def event_headers(more: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {"ce-id": b"1", "ce-source": b"s", "ce-type": b"t", "ce-specversion": b"1.0", **more}
+
+
+HTTP: Final = (
+    Decoder(
+        "HTTP: a message in an answer",
+        values.received(values.headers(*ATTRIBUTES) | values.headers(*ATTRIBUTES).map(event_headers)),
+        lambda message: shown(http_site.message_fields("r", message)),
+        (),
+        ("qmq.integrations.cloud_event.Event.structured",),
+    ),
+    Decoder(
+        "HTTP: a request that sends, and CloudEvents in each mode",
+        st.tuples(MEDIA, st.dictionaries(st.sampled_from(ATTRIBUTES), values.TEXTS), values.json_of(EVENTS | st.lists(EVENTS, max_size=2))),
+        lambda given: [each.headers for each in http_requests.messages_of({**given[1], "content-type": given[0]}, given[2])],
+        (errors.InvalidArgument,),
+        ("qmq.integrations.http.http_requests._json", "qmq.integrations.cloud_event.of_structured"),
+    ),
+    Decoder(
+        "HTTP: a request that receives",
+        values.json_of(values.objects(messages_max=values.NUMBERS, wait_s=values.NUMBERS, invisible_s=values.NUMBERS)),
+        http_requests.receive_of,
+        (errors.InvalidArgument,),
+        ("qmq.integrations.http.http_requests._number",),
+    ),
+    Decoder(
+        "HTTP: a request that settles",
+        values.json_of(
+            values.objects(receipts=st.lists(values.TEXTS, min_size=1), verdict=st.just("nack"), delay_s=values.NUMBERS, error=values.TEXTS)
+        ),
+        http_requests.settle_of,
+        (errors.InvalidArgument,),
+    ),
+    Decoder(
+        "HTTP: options of a request that sends",
+        st.dictionaries(st.sampled_from(["key", "delay_s"]), values.TEXTS),
+        lambda query: http_requests.send_options(query, ()),
+        (errors.InvalidArgument,),
+    ),
+    Decoder(
+        "server-sent events: Last-Event-ID",
+        values.TEXTS
+        | st.lists(st.tuples(values.DIGITS, values.DIGITS), min_size=1, max_size=2).map(
+            lambda each: ",".join(f"g1/{a}/{b}" for a, b in each)
+        ),
+        lambda text: server_sent_events.position_text(server_sent_events.positions_of(text)),
+        (errors.InvalidArgument,),
+        (),
+    ),
+)
+
+# --- task queues ---------------------------------------------------------------------------------------------------------
+
+TASK: Final = {"task": "t", "id": "1", "eta": "2027-01-01T00:00:00", "expires": None, "timelimit": [1, None], "retries": 1, "group": None}
+KOMBU: Final = {
+    "content-type": "application/json",
+    "content-encoding": "utf-8",
+    "headers": TASK,
+    "properties": {"expiration": "5000", "delivery_info": {"exchange": "e", "routing_key": "r"}, "body_encoding": None},
+}
+
+
+DRAMATIQ: Final = {
+    **{"queue_name": "q", "actor_name": "a", "message_id": "1", "message_timestamp": 5},
+    **{"args": [1], "kwargs": {"a": 1}, "options": {"retries": 1}},
+}
+
+
+def unpacked(given: tuple[bytes, bytes, int]) -> None:
+    body, header, created_ms = given
+    found = envelope.unpacked(body, header, tag="t", attempt=1)
+    envelope.expired(found, created_ms, 10**13)
+    envelope.task_of(found)
+
+
+async def faststream(message: Any) -> None:
+    await faststream_messages.decode(await faststream_messages.parse_message(message))
+
+
+TASKS: Final = (
+    Decoder(
+        "kombu and Celery: a message",
+        st.tuples(values.BYTES, values.json_of(values.changed(KOMBU)), values.TIMES_MS),
+        unpacked,
+        (envelope.NotKombu,),
+        ("qmq.integrations.kombu.envelope.unpacked", "qmq.integrations.kombu.envelope.expired"),
+    ),
+    Decoder(
+        "Celery: a command of remote control",
+        values.json_of(values.objects(method=st.just("revoke"), arguments=values.objects(task_id=values.TEXTS))),
+        envelope.revoked_tasks,
+        (),
+        ("qmq.integrations.kombu.envelope.revoked_tasks",),
+    ),
+    Decoder("kombu: a queue's name", values.TEXTS, envelope.name_of),
+    Decoder(
+        "Dramatiq: a message",
+        values.json_of(values.changed(DRAMATIQ)),
+        dramatiq.decoded,
+        (DecodeError,),
+        ("qmq.integrations.dramatiq.decoded",),
+    ),
+    Decoder(
+        "FastStream: a message",
+        values.received(values.headers("content-type", "correlation_id", "reply_to", text=st.just("application/json") | values.WIRE_TEXTS)),
+        lambda message: asyncio.run(faststream(message)),
+        (payloads.Undecodable,),
+    ),
+)
+
+# --- the console ---------------------------------------------------------------------------------------------------------
+
+MASKED: Final = frozenset({"a", "card"})
+FORM: Final = st.dictionaries(
+    st.sampled_from(["subject", "error", "since", "id", "rate", "max", "set", "unset", "body", "edit"]),
+    values.WIRE_TEXTS | st.sampled_from(["a.b=1", "a=[1", 'a="\\ud800"', "a=" + "[" * 5_000, "a.=1", "body", "a=" + "9" * 5_000]),
+)
+
+
+def on_a_page(message: Any) -> None:
+    for masked in (MASKED, frozenset[str]()):
+        found = message_finding.shown_message(message, masked)
+        live_tail.event("message", live_tail.message_fields(found), "1")
+        shown([found.key, found.headers, found.body.text, found.body.line])
+        message_finding.MessageQuery(key="k", header="h=v", content="c").wants(message, masked)
+
+
+def replayed(given: tuple[dict[str, str], Any]) -> None:
+    form, message = given
+    found = letter(message)
+    for each in form.values():
+        edit = tolerant(lambda text: letter_edit.LetterEdit.parse([text], [text]))(each)
+        if isinstance(edit, letter_edit.LetterEdit):
+            shown(edit.options())
+            tolerant(lambda edit: body_view(edit.of(found).body, MASKED))(edit)
+    plan = ReplayPlan.of(form)
+    LetterFilter.of(form).choose()(found)
+    edit = plan.edit()
+    shown(edit.options())
+
+
+def on_the_wire(sequence: int) -> bytes:
+    """A sequence as a request to a broker carries it."""
+    return sequence.to_bytes(8, "little", signed=True)
+
+
+def provider(answers: tuple[bytes, bytes]) -> None:
+    """A flow whose identity provider answers this; the second answer is that to a request for tokens."""
+    flow = OidcFlow(OidcConfig("https://idp", "console", "https://c/cb"), ask=lambda _, form: answers[form is not None])
+    flow.renewed(OidcTokens("shown", "refresh"))
+
+
+DESCRIPTION: Final = {
+    "issuer": "https://idp",
+    **dict.fromkeys(("authorization_endpoint", "token_endpoint", "jwks_uri"), "https://idp/x"),
+}
+
+CONSOLE: Final = (
+    Decoder(
+        "console: a message",
+        values.browsed(),
+        on_a_page,
+        (),
+        ("qmq.console.bodies._fields_of", "qmq.console.bodies._flat", "qmq.console.bodies.text_or_hex"),
+    ),
+    Decoder(
+        "console: a delayed message", delayed(), lambda message: (delay_page.next_runs(message), body_view(message.body or b"", MASKED))
+    ),
+    Decoder(
+        "console: a place in a subject",
+        values.TEXTS | st.tuples(*[values.DIGITS] * 3).map(lambda each: f"{each[0]},{each[1]}:{each[2]}:g1"),
+        lambda text: [on_the_wire(at) for at in message_finding.ReadPlace.parse(text).positions.values()],
+        (errors.InvalidArgument,),
+        (),
+    ),
+    Decoder(
+        "console: a time",
+        values.TIME_TEXTS | values.WIRE_TEXTS,
+        lambda text: time_of(message_finding.moment_ms(text)),
+        (errors.InvalidArgument,),
+        ("qmq.console.message_finding.moment_ms",),
+    ),
+    Decoder(
+        "console: a form for dead letters, and the letters",
+        st.tuples(FORM, values.received(st.just(LETTER_HEADERS) | LETTERS)),
+        replayed,
+        (errors.InvalidArgument,),
+        (
+            "qmq.client.dead_letter.letter_of",
+            "qmq.operations.letter_edit._field",
+            "qmq.operations.letter_edit._object",
+            "qmq.operations.letter_edit.LetterEdit.options",
+        ),
+    ),
+    Decoder(
+        "console: the identity provider's answers",
+        st.tuples(
+            st.just(json.dumps(DESCRIPTION).encode()) | values.BYTES,
+            values.json_of(
+                values.objects(access_token=values.TEXTS, id_token=values.TEXTS, refresh_token=values.TEXTS, expires_in=st.just(10**400))
+            ),
+        ),
+        provider,
+        (errors.NotAuthenticated, errors.InvalidArgument),
+        ("qmq.console.oidc._object",),
+    ),
+)

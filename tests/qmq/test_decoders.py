@@ -1,0 +1,122 @@
+"""Every decoder of what stands in a message, a request, a file or an object: any input gives a value or the decoder's own typed reason.
+
+`DECODERS` is the list. The first test feeds each of them what `tests/hostile_values.py` has. The last test keeps the list complete by a
+mechanical rule: in the packages of SURFACES, each function that calls a conversion which raises for bytes or text that it does not like
+(CONVERSIONS) is run by a decoder of the list, which names it in `runs`, or stands in OTHERS with the reason why nobody else writes what it
+reads. Conversions of numbers are not looked at in modules that calculate with numpy: there they take a number out of an array. What is on
+the wire between QMQ's own programs, and in the log's files, is fed to its readers by `tests/fuzz`.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from decoder_table import DECODERS, OTHERS, Decoder
+from hypothesis import given
+
+ROOT: Final = Path(__file__).parents[2]
+SURFACES: Final = ("gateway", "integrations", "console", "cli", "operations", "schemas", "backup", "tiering", "sql", "client", "security")
+CONVERSIONS: Final = frozenset(
+    (
+        *("loads", "parse_json", "b64decode", "urlsafe_b64decode", "fromhex", "unpackb", "UUID"),
+        *("fromisoformat", "fromtimestamp", "strptime", "decode", "int", "float"),
+    )
+)
+
+
+@pytest.mark.parametrize("decoder", DECODERS, ids=lambda each: each.name)
+def test_any_input_is_a_value_or_a_typed_reason(decoder: Decoder) -> None:
+    seen: set[str] = set()
+
+    def called(frame: Any, event: str, _: object) -> None:
+        if event == "call":
+            seen.add(name_of(frame.f_globals.get("__name__", ""), frame.f_code.co_qualname))
+
+    @given(decoder.inputs)
+    def decode(value: Any) -> None:
+        sys.setprofile(None if set(decoder.runs) <= seen else called)
+        try:
+            with suppress(*decoder.raises):
+                decoder.decode(value)
+        finally:
+            sys.setprofile(None)
+
+    decode()
+    assert set(decoder.runs) <= seen, "the decoder does not run what it names"
+
+
+def test_each_function_that_converts_is_run_by_a_decoder_or_has_a_reason() -> None:
+    found = {name for path, module in modules() for name in converting(ast.parse(path.read_text(encoding="utf-8")), module)}
+    run = {name for each in DECODERS for name in each.runs}
+    assert found - run - set(OTHERS) == set(), "add these to a decoder of tests/decoder_table.py, or say there why not"
+    assert (run | set(OTHERS)) - found == set(), "these convert nothing any more: take them off the list"
+    assert run & set(OTHERS) == set()
+
+
+def test_a_function_that_converts_is_found() -> None:
+    text = """
+def reads(data): return json.loads(data)
+class A:
+    async def parse(self, text): return [int(each) for each in text.split(",")]
+    def inner(self, text):
+        def within(): return base64.b64decode(text)
+def lenient(data): return data.decode(errors="replace")
+def calculates(a): return int(a * 1000)
+def shows(data): return base64.b64encode(data).decode()
+"""
+    assert set(converting(ast.parse(text), "m")) == {"m.reads", "m.A.parse", "m.A.inner.within"}
+
+
+def modules() -> Iterator[tuple[Path, str]]:
+    for package in (*[ROOT / "qmq" / each for each in SURFACES], ROOT / "spark" / "pyspark_qmq"):
+        for path in sorted(package.rglob("*.py")):
+            base = ROOT if package.name != "pyspark_qmq" else ROOT / "spark"
+            yield path, ".".join(path.relative_to(base).with_suffix("").parts).removesuffix(".__init__")
+
+
+def name_of(module: str, qualified: str) -> str:
+    """A function's name without the parts that Python adds to inner ones."""
+    return f"{module}.{qualified}".replace(".<locals>", "").split(".<")[0]
+
+
+def converting(tree: ast.Module, module: str) -> Iterator[str]:
+    """The functions that call a conversion."""
+    imports = {each.name.partition(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for each in node.names}
+    wanted = CONVERSIONS - ({"int", "float"} if imports & {"numpy", "pyarrow"} else set())
+    yield from _within(tree, module, wanted)
+
+
+def _within(node: ast.AST, name: str, wanted: frozenset[str]) -> Iterator[str]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield from _within(child, f"{name}.{child.name}", wanted)
+        elif isinstance(child, ast.Call) and _converts(child, wanted):
+            yield name
+            yield from _within(child, name, wanted)
+        else:
+            yield from _within(child, name, wanted)
+
+
+def _converts(call: ast.Call, wanted: frozenset[str]) -> bool:
+    name = _called(call)
+    if name not in wanted:
+        return False
+    if name in ("int", "float"):
+        return bool(call.args) and (isinstance(call.args[0], ast.Name | ast.Subscript) or _called(call.args[0]) == "get")
+    if name != "decode":
+        return True
+    is_lenient = len(call.args) > 1 or any(each.arg == "errors" for each in call.keywords)
+    data = call.func.value if isinstance(call.func, ast.Attribute) else None
+    return data is not None and not is_lenient and _called(data) not in ("b64encode", "urlsafe_b64encode", "encode")
+
+
+def _called(node: ast.AST) -> str:
+    """The name of what a call calls, without what stands before it."""
+    function = node.func if isinstance(node, ast.Call) else None
+    return function.id if isinstance(function, ast.Name) else function.attr if isinstance(function, ast.Attribute) else ""
