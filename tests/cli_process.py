@@ -44,10 +44,12 @@ def run(words: tuple[str, ...], environment: dict[str, str], data: bytes = b"") 
         return subprocess.CompletedProcess(words, status, stdout.read(), stderr.read())
 
 
-def hand_over(control: str, wait: str = "20", **variables: str) -> subprocess.CompletedProcess[bytes]:
-    """Run `qmq broker hand-over`, as a pod's preStop does, for the replica at this control port. `variables` are environment variables."""
+def hand_over(replica: str, control: str, wait: str = "20", **variables: str) -> subprocess.CompletedProcess[bytes]:
+    """Run `qmq broker hand-over`, as a pod's preStop does, for a replica of group g at this control port. `variables` are environment
+    variables.
+    """
     host, _, port = control.rpartition(":")
-    words = ("broker", "--group", "g", "--replica", "r", "--host", host, "--control-port", port, "hand-over", "--wait", wait, "--json")
+    words = ("broker", "--group", "g", "--replica", replica, "--host", host, "--control-port", port, "hand-over", "--wait", wait, "--json")
     return run(words, {**os.environ, **variables})
 
 

@@ -46,6 +46,12 @@ def find_promtool() -> str | None:
     return os.environ.get("QMQ_PROMTOOL") or shutil.which("promtool")
 
 
+def find_prometheus() -> str | None:
+    """The server of Prometheus, which comes with its checker."""
+    beside = Path(find_promtool() or "").with_name("prometheus") if find_promtool() else None
+    return str(beside) if beside is not None and beside.exists() else shutil.which("prometheus")
+
+
 def find_kubernetes_tools() -> Path | None:
     """The folder with helm, kubectl and Kubernetes' schemas."""
     folder = CACHE / "kubernetes"
@@ -88,6 +94,7 @@ namespaces = pytest.mark.skipif(not can_use_namespaces(), reason=NO_NAMESPACES)
 mounts = pytest.mark.skipif(os.geteuid() != 0 or shutil.which("mount") is None, reason=NO_MOUNTS)
 strace = pytest.mark.skipif(shutil.which("strace") is None, reason=NO_STRACE)
 engine = pytest.mark.skipif(not has_engine(), reason=NO_ENGINE)
+prometheus = pytest.mark.skipif(find_prometheus() is None, reason=NO_PROMTOOL)
 promtool = pytest.mark.skipif(find_promtool() is None, reason=NO_PROMTOOL)
 chromium = pytest.mark.skipif(shutil.which("chromium") is None, reason=NO_CHROMIUM)
 node = pytest.mark.skipif(shutil.which("node") is None or shutil.which("npm") is None, reason=NO_NODE)

@@ -15,6 +15,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import needs
+from qmq_coordination.etcd.etcd_process import free_ports
 
 BUCKET = "segments"
 KEY, SECRET = "qmq", "qmq-secret"
@@ -35,18 +36,12 @@ def credentials(address: str) -> dict[str, str]:
     }
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port: int = found.getsockname()[1]
-        return port
-
-
 @contextmanager
 def s3_server(folder: Path, port: str = "") -> Iterator[str]:
     """A running server with one bucket, whose objects are files in `folder`; its address."""
     (folder / "data" / BUCKET).mkdir(parents=True, exist_ok=True)
     (folder / "sidecar").mkdir(exist_ok=True)
-    address = f"127.0.0.1:{port or free_port()}"
+    address = f"127.0.0.1:{port or free_ports(1)[0]}"
     command = [str(needs.find_s3_server()), "--port", address, "--health", "/health", "--quiet"]
     where = ["posix", "--sidecar", str(folder / "sidecar"), str(folder / "data")]
     environment = {**os.environ, "ROOT_ACCESS_KEY": KEY, "ROOT_SECRET_KEY": SECRET}

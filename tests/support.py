@@ -18,7 +18,7 @@ from qmq.broker.broker import Broker, LookUpSubject
 from qmq.broker.broker_config import BrokerConfig
 from qmq.clock import Clock
 from qmq.errors import DiskFull
-from qmq.log.disk import Disk
+from qmq.log.disk import BLOCK_BYTES, Disk
 from qmq.log.log_config import LogConfig
 from qmq.log.queue import Queue
 from qmq.log.store import Intake, Store
@@ -26,6 +26,7 @@ from qmq.model import SubjectConfig
 from qmq.node.broker_assembly import StandaloneBroker
 from qmq.node.dev_node import Node, NodeConfig
 from qmq.targeted import LOOK_INSIDE
+from qmq.testing.mortal_disk import MortalDisk
 
 
 class ManualClock:
@@ -57,6 +58,71 @@ class SmallDisk(Disk):
 
     def free_bytes(self, folder: Path) -> int:
         return 1 << 40
+
+
+PLENTY = 1 << 30
+
+
+class FillingDisk(Disk):
+    """A disk that has room for so many writes, new files and new names. It refuses the next `refusals`, then it has room again. Of a write
+    that it refuses a half is written.
+    """
+
+    def __init__(self) -> None:
+        self.room = PLENTY
+        self.refusals = 0
+
+    def _take(self) -> None:
+        if not self.room:
+            self.refusals -= 1
+            if not self.refusals:
+                self.room = PLENTY
+            raise DiskFull("no space left (in this test)")
+        self.room -= 1
+
+    def open_append(self, path: Path) -> int:
+        if not path.exists():
+            self._take()
+        return super().open_append(path)
+
+    def write(self, fd: int, buffers: Sequence[bytes], at: int) -> None:
+        if not self.room:
+            whole = b"".join(buffers)
+            super().write(fd, [whole[: len(whole) // 2]], at)
+        self._take()
+        super().write(fd, buffers, at)
+
+    def rename(self, path: Path, to: Path) -> None:
+        self._take()
+        super().rename(path, to)
+
+    def link(self, path: Path, to: Path) -> None:
+        self._take()
+        super().link(path, to)
+
+    def free_bytes(self, folder: Path) -> int:
+        return 1 << 40
+
+
+class FullDisk(MortalDisk):
+    """A machine's disk that another program can fill to the last byte: a file keeps the blocks that it has, and gets no others."""
+
+    def __init__(self, is_full: Callable[[], bool]) -> None:
+        super().__init__()
+        self._is_full = is_full
+
+    def open_append(self, path: Path) -> int:
+        if self._is_full() and not path.exists():
+            raise DiskFull(f"no space left for {path.name} (in this test)")
+        return super().open_append(path)
+
+    def write(self, fd: int, buffers: Sequence[bytes], at: int) -> None:
+        if self._is_full() and at + sum(map(len, buffers)) > -(-self.size(fd) // BLOCK_BYTES) * BLOCK_BYTES:
+            raise DiskFull("no space left (in this test)")
+        super().write(fd, buffers, at)
+
+    def free_bytes(self, folder: Path) -> int:
+        return 0 if self._is_full() else 1 << 40
 
 
 def alone(

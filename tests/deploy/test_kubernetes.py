@@ -194,3 +194,35 @@ def test_no_image_runs_unless_its_version_is_named(objects: list[dict[str, Any]]
     version = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert version is not None
     assert {container["image"] for _, spec in pods(objects) for container in spec["containers"]} == {f"qmq:{version[1]}"}
+
+
+def policy(**values: Any) -> dict[str, Any]:
+    options = [word for name, value in values.items() for word in ("--set-json", f"networkPolicy.{name}={json.dumps(value)}")]
+    (found,) = [each for each in rendered("", *options) if each["kind"] == "NetworkPolicy"]
+    spec: dict[str, Any] = found["spec"]
+    return spec
+
+
+def test_clients_and_etcd_of_every_namespace_are_let_in_by_their_labels() -> None:
+    spec = policy()
+    mine, clients, _ = spec["ingress"]
+    assert "ports" not in mine
+    assert clients["from"] == [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"qmq.io/client": "true"}}}]
+    assert (spec["policyTypes"], spec["egress"]) == (["Ingress", "Egress"], [{}])
+
+
+def test_an_empty_list_of_clients_lets_in_no_client() -> None:
+    """An empty `from` would be everybody."""
+    spec = policy(clients=[], metrics=[])
+    assert len(spec["ingress"]) == 1
+    assert all(each["from"] for each in spec["ingress"])
+
+
+def test_egress_is_to_the_cluster_dns_etcd_and_what_the_values_name() -> None:
+    spec = policy(egress=[{"to": [{"ipBlock": {"cidr": "10.1.0.0/16"}}], "ports": [{"port": 443}]}])
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    _, etcd, dns, s3 = spec["egress"]
+    assert etcd["to"] == [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"app.kubernetes.io/name": "etcd"}}}]
+    assert {each["port"] for each in dns["ports"]} == {53}
+    assert s3 == {"to": [{"ipBlock": {"cidr": "10.1.0.0/16"}}], "ports": [{"port": 443}]}
+    assert len(policy(egress=[])["egress"]) == 3

@@ -14,7 +14,7 @@ from urllib.request import urlopen
 
 import needs
 import pytest
-from s3_gateway import free_port
+from qmq_coordination.etcd.etcd_process import free_ports
 
 from qmq.tiering.object_store import open_objects
 
@@ -50,7 +50,7 @@ def test_its_brokers_have_options_that_there_are_and_wait_for_the_server() -> No
 def test_the_servers_command_gives_a_store_that_its_brokers_can_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The very words of the file, with a folder and a port of this test."""
     body, given = SERVICES["s3"], SERVICES["g3-a"]["environment"]
-    port, folder = str(free_port()), str(tmp_path / "objects")
+    port, folder = str(free_ports(1)[0]), str(tmp_path / "objects")
     here = {"/objects": folder, "0.0.0.0:7070": f"127.0.0.1:{port}", "versitygw": str(needs.find_s3_server())}
     words = [each.replace("$$", "$") for each in (*body["entrypoint"], *body["command"])]
     words = [re.sub("|".join(here), lambda found: here[found[0]], each) for each in words]

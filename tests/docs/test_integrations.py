@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from code_blocks import blocks_of, is_shown, printed_by
+from qmq_coordination.etcd.etcd_process import free_ports
 from support import NodeProcess
 
 pytestmark = pytest.mark.rotating
@@ -28,11 +28,6 @@ PORT = "8089"
 """The port in pages that start a server. The test replaces it by a free port."""
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A node, started as the pages say. Each page has its own subjects."""
@@ -47,7 +42,7 @@ def test_what_an_integrations_page_shows_is_what_its_code_prints(page: Path, add
     if find_spec(MODULES[page.stem]) is None:
         pytest.skip(f"needs {MODULES[page.stem]}")
     copy = tmp_path / page.name
-    copy.write_text(page.read_text().replace(PORT, str(free_port())))
+    copy.write_text(page.read_text().replace(PORT, str(free_ports(1)[0])))
     for block in blocks_of(copy):
         printed = printed_by(block, address, tmp_path)
         assert is_shown(block.output, printed), f"{block.name} shows\n{block.output}\nand prints\n{printed}"

@@ -43,7 +43,6 @@ def test_pages_of_the_site_link_to_no_file_outside_it() -> None:
             assert (page.parent / target).resolve().is_relative_to(docs), f"{page.name} links to {target}, outside docs"
 
 
-@pytest.mark.rotating
 def test_the_site_builds_and_every_page_is_in_its_menu(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="scripts/setup installs it")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]

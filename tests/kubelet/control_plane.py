@@ -10,7 +10,6 @@ import http.client
 import json
 import os
 import secrets
-import socket
 import ssl
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from cluster_runner import processes
 from cluster_runner.processes import Process
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from qmq_coordination.etcd.etcd_process import free_ports
 
 PLURALS: Final = {
     "Namespace": "namespaces",
@@ -108,7 +108,7 @@ class ControlPlane:
     def __init__(self, folder: Path, etcd: str) -> None:
         self._folder, self._etcd = folder, etcd
         self._token = secrets.token_hex(16)
-        self._port = _free_port()
+        self._port = free_ports(1)[0]
         self._running: list[Process] = []
 
     def api(self) -> KubernetesApi:
@@ -190,9 +190,3 @@ async def apply_all(api: KubernetesApi, objects: Sequence[Mapping[str, Any]]) ->
 def _write_key(path: Path) -> None:
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     path.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

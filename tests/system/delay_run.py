@@ -24,6 +24,7 @@ import grpc
 
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
+from qmq.server_name import any_server
 from system import faketime
 from system.crashing import POINTS
 from system.delay_cluster import DelayCluster
@@ -155,7 +156,7 @@ class DelayRun:
         serving = [each for each, status in found.items() if status.is_serving]
         if not serving or serving == [name]:
             return
-        async with self.cluster.network.channel(self.cluster.control(serving[0])) as channel:
+        async with self.cluster.network.channel(self.cluster.control(serving[0]), any_server) as channel:
             stub: Any = control_pb2_grpc.BrokerControlStub(channel)
             try:
                 await stub.Transfer(pb.TransferRequest(to=name), timeout=5.0)

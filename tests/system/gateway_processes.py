@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import needs
+from qmq_coordination.etcd.etcd_process import free_ports
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PROGRAMS: Final = ROOT / "tests" / "qmq" / "gateway" / "programs"
@@ -23,13 +24,6 @@ CACHE: Final = needs.CACHE / "rocketmq"
 JAR: Final = CACHE / "rocketmq-client-java-5.2.0.jar"
 SERVER_JARS: Final = CACHE / "server"
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
-
-
-def free_port() -> int:
-    """A port that is free at the moment."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def cpu_s(*pids: int) -> float:
@@ -57,7 +51,7 @@ class Gateway:
     """A `qmq gateway` process."""
 
     def __init__(self, server: str, port: int = 0, *options: str) -> None:
-        self.port = port or free_port()
+        self.port = port or free_ports(1)[0]
         command = [sys.executable, "-m", "qmq.cli", "gateway", "--server", server, "--port", str(self.port), *options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
@@ -84,7 +78,7 @@ class RocketMQ:
     def __init__(self, *topics: str) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="rocketmq-"))
         self.processes: list[subprocess.Popen[bytes]] = []
-        names, broker, self.port = free_port(), free_port(), free_port()
+        names, broker, self.port = free_ports(3)
         self._write(
             "names.conf", listenPort=names, bindAddress="127.0.0.1", kvConfigPath=self.home / "kv", configStorePath=self.home / "names"
         )
@@ -96,7 +90,7 @@ class RocketMQ:
             brokerIP1="127.0.0.1",
             bindAddress="127.0.0.1",
             listenPort=broker,
-            haListenPort=free_port(),
+            haListenPort=free_ports(1)[0],
             namesrvAddr=f"127.0.0.1:{names}",
             storePathRootDir=self.home / "store",
             storePathCommitLog=self.home / "store" / "commitlog",
@@ -107,7 +101,7 @@ class RocketMQ:
             "rocketMQClusterName": "DefaultCluster",
             "namesrvAddr": f"127.0.0.1:{names}",
             "grpcServerPort": self.port,
-            "remotingListenPort": free_port(),
+            "remotingListenPort": free_ports(1)[0],
             "enableTopicMessageTypeCheck": False,
         }
         (self.home / "proxy.json").write_text(json.dumps(proxy))

@@ -13,10 +13,12 @@ from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any, Final
 
+from qmq_coordination.etcd.etcd_process import free_ports
+
 import qmq
 from qmq.errors import QmqError
 from qmq.testing import TestCluster
-from system.gateway_processes import Gateway, Load, free_port
+from system.gateway_processes import Gateway, Load
 from system.ordered_plan import operation
 
 TOPIC: Final = "faults"
@@ -121,7 +123,7 @@ async def run(wanted: GatewayRun, say: Callable[[str], None] = lambda _: None) -
             await mq.metadata.create_subject(config)
         else:
             await mq.metadata.create_subject(qmq.SubjectConfig(TOPIC))
-        gateways = [await asyncio.to_thread(Gateway, cluster.address, free_port()) for _ in range(wanted.gateways)]
+        gateways = [await asyncio.to_thread(Gateway, cluster.address, free_ports(1)[0]) for _ in range(wanted.gateways)]
         loads: list[Load] = []
         try:
             addresses = ";".join(each.address for each in gateways)

@@ -21,6 +21,7 @@ from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
 from qmq.security.tls import Tls
 from qmq.security.tls_network import network_of
+from qmq.server_name import any_server
 
 ETCD = ("etcd0", "etcd1", "etcd2")
 ETCD_USERS = ("etcd-users",)
@@ -33,7 +34,7 @@ SECURE: Final = os.environ.get("QMQ_TEST_SECURE") == "1"
 
 async def describe(control: str, network: Network = NETWORK) -> pb.ReplicaStatus | None:
     """The description from the replica at a control port; None if there is no answer."""
-    async with network.channel(control) as channel:
+    async with network.channel(control, any_server) as channel:
         try:
             status: pb.ReplicaStatus = await control_pb2_grpc.BrokerControlStub(channel).DescribeReplica(
                 pb.DescribeReplicaRequest(), timeout=1.0

@@ -13,8 +13,8 @@ import pytest
 from wheels import build_wheel
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-VERSION: Final = "0.1.0"
-COMMIT: Final = "edb61d204601ca265a6c5a01a937b86f985edb55"
+VERSION: Final = "0.2.0"
+COMMIT: Final = "2f4663222340145393d96889a529d4e165217411"
 """The commit of the release: a clone need not have its tag."""
 
 

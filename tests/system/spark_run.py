@@ -40,6 +40,7 @@ class Outcome:
     changes: int
     moments: dict[str, int]
     anomalies: list[str] = field(default_factory=list)
+    figures: dict[str, int] = field(default_factory=dict)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from random import Random
 from typing import Any, NamedTuple
@@ -115,12 +115,12 @@ def chosen(route: pb.OrderedRoute, groups: Sequence[str], coin: Random) -> dict[
     return {"move": pb.MoveOperation(partition=part.number, broker_group=coin.choice(others))}
 
 
-def read_log(server: str, subject: str) -> tuple[pa.Table, Topology]:
-    """All columns of a subject, read as an executor reads them, without a JVM."""
+def read_log(server: str, subject: str, since: Mapping[str, int] | None = None) -> tuple[pa.Table, Topology]:
+    """All columns of a subject, read as an executor reads them, without a JVM. `since`: queue → sequence; only kept messages."""
     log = ServerAddress(server, 60_000).open()
     try:
         topology = log.topology([subject])
-        start = dict.fromkeys(topology.queues, 0)
+        start = {key: 0 if since is None else max(queue.start, since.get(key.within, 0)) for key, queue in topology.queues.items()}
         end = {key: queue.end for key, queue in topology.queues.items()}
         batches: list[pa.RecordBatch] = []
         for task in tasks(log, topology, ranges(start, end, topology.queues, skips_lost=False), Plan(), ALL):

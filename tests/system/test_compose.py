@@ -214,18 +214,31 @@ def test_the_services_of_qmq_are_one_image_without_rights(services: dict[str, An
         assert each["command"][0] in ("qmq", "python"), name
 
 
+@pytest.mark.parametrize("more", [(), ("docker-compose.secure.yml",), ("docker-compose.monitoring.yml",)], ids=" ".join)
+def test_one_service_builds_each_image_and_the_others_use_it(more: tuple[str, ...]) -> None:
+    """Otherwise a second `up --build` finds another image of the same name, and recreates every server."""
+    done = compose(*[word for name in more for word in ("-f", str(ROOT / name))], "config", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    builders: dict[str, list[str]] = {}
+    for name, each in json.loads(done.stdout)["services"].items():
+        if each["image"].startswith("qmq"):
+            assert each["pull_policy"] == ("build" if "build" in each else "never"), name
+            builders.setdefault(each["image"], []).extend([name] if "build" in each else [])
+    assert builders == {"qmq:latest": ["meta0"], "qmq-spark:latest": ["spark-master"]}
+
+
 def test_spark_has_an_image_of_the_same_file_with_its_own_lock_and_no_rights(services: dict[str, Any]) -> None:
     for name in (*SPARK, "spark-job"):
         each = services[name]
         assert (each["image"], each["cap_drop"]) == ("qmq-spark:latest", ["ALL"]), name
-        assert each["build"]["dockerfile"] == services["client"]["build"]["dockerfile"]
-        assert each["build"]["args"]["LOCK"] == "requirements-spark.lock"
+    assert services["spark-master"]["build"]["dockerfile"] == services["meta0"]["build"]["dockerfile"]
+    assert services["spark-master"]["build"]["args"]["LOCK"] == "requirements-spark.lock"
     assert [*services["spark-job"]["entrypoint"], *services["spark-job"]["command"]] == ["qmq", "spark", "--help"]
 
 
 def test_the_images_are_labelled_with_what_they_are_made_of() -> None:
     told = {"QMQ_VERSION": "1.2.3", "QMQ_REVISION": "abc", "QMQ_SOURCE": "https://example.org/qmq"}
-    for each in (resolved(**told)[name] for name in ("meta0", "spark-job")):
+    for each in (resolved(**told)[name] for name in ("meta0", "spark-master")):
         assert {f"QMQ_{name}": value for name, value in each["build"]["args"].items() if name != "LOCK"} == told
     image = (ROOT / "Dockerfile").read_text().rpartition("FROM ")[2]
     for label, argument in (("version", "VERSION"), ("revision", "REVISION"), ("source", "SOURCE")):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,23 +11,22 @@ from pathlib import Path
 
 import needs
 import pytest
+from qmq_coordination.embedded import EmbeddedStore
+from small_disks import fill, small_disk_at
 from support import node_config, running
 
 import qmq
-from qmq.errors import DeadlineExceeded
+from qmq.errors import DeadlineExceeded, DiskFull
 from qmq.log.log_config import LogConfig
+from qmq.model import SubjectConfig
 
 MIB = 1 << 20
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of 24 MiB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)], check=True)
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    with small_disk_at(tmp_path / "small", 24) as folder:
+        yield folder
 
 
 @needs.mounts
@@ -43,13 +41,7 @@ async def test_a_full_disk_refuses_writes_continues_reading_and_recovers(small_d
                     await producer.send(sent.to_bytes(4, "big") * 16_384)
                     sent += 1
         assert refused.value.outcome is qmq.Outcome.NOT_STORED
-        filler = small_disk / "filler"
-        if reserve == 0:
-            file = os.open(filler, os.O_WRONLY | os.O_CREAT)
-            with suppress(OSError):
-                while True:
-                    os.write(file, bytes(4096))
-            os.close(file)
+        filler = fill(small_disk) if reserve == 0 else None
         consumer = mq.consumer("s", "g", prefetch=10)
         found: list[bytes] = []
         async with asyncio.timeout(30):
@@ -58,7 +50,8 @@ async def test_a_full_disk_refuses_writes_continues_reading_and_recovers(small_d
                 found += part.bodies
                 part.ack_later()
         assert found == [number.to_bytes(4, "big") * 16_384 for number in range(sent)]
-        filler.unlink(missing_ok=True)
+        if filler is not None:
+            filler.unlink()
         for path in (node.store.messages.folder).glob("*.log"):
             assert path.stat().st_size <= 5 * MIB
         subprocess.run(["mount", "-o", "remount,size=48m", str(small_disk)], check=True)
@@ -66,3 +59,41 @@ async def test_a_full_disk_refuses_writes_continues_reading_and_recovers(small_d
         await consumer.close()
     async with running(node_config(small_disk / "node", log)) as node, qmq.connect(node.address) as mq:
         assert (await mq.consumer("s", "g").pull(10)).bodies == [b"again"]
+
+
+@needs.mounts
+async def test_a_node_works_stops_and_starts_without_a_byte_left(small_disk: Path) -> None:
+    """Checkpoints, marks, acknowledgements, buckets of delayed messages and subjects all want to be written meanwhile."""
+    log = LogConfig(segment_bytes=4 * MIB, disk_free_bytes_min=0, checkpoint_interval_ms=100)
+    config = node_config(small_disk / "node", log, delay=True)
+    async with running(config) as node, qmq.connect(node.address) as mq:
+        await mq.send_many("s", [b"%d" % number for number in range(20)])
+        await mq.send("s", b"delayed", delay=timedelta(seconds=1))
+        await mq.send("s", b"far", delay=timedelta(days=3))
+        fill(small_disk)
+        async with mq.consumer("s", "g") as consumer:
+            assert (await consumer.pull(10, timedelta(seconds=30))).bodies == [b"%d" % number for number in range(10)]
+        with suppress(DiskFull):
+            await mq.metadata.create_subject(SubjectConfig("other"))
+        with pytest.raises(DeadlineExceeded, match="space"):
+            async with mq.producer("s", delivery_timeout_s=0.5) as producer:
+                await producer.send(bytes(1_000_000))  # more than checkpoints leave free in between
+    fill(small_disk)
+    async with running(config) as node, qmq.connect(node.address) as mq:
+        filler = fill(small_disk)
+        async with mq.consumer("s", "g") as consumer:
+            assert (await consumer.pull(1, timedelta(seconds=30))).bodies
+        filler.unlink()
+        assert (await mq.send("s", b"again")).sequence >= 20
+        async with mq.consumer("s", "check") as consumer:
+            found: list[bytes] = []
+            async with asyncio.timeout(60):
+                while not {b"again", b"delayed", *(b"%d" % number for number in range(20))} <= set(found):
+                    found += (await consumer.pull(30, timedelta(seconds=1))).bodies
+
+
+@needs.mounts
+def test_a_coordination_store_on_a_full_disk_is_not_called_damaged(small_disk: Path) -> None:
+    fill(small_disk)
+    with pytest.raises(DiskFull, match="free some space"):
+        EmbeddedStore(small_disk / "coordination.db")

@@ -11,6 +11,7 @@ import forms
 import pytest
 
 from system.group import SECURE
+from system.spark_copy_run import copy_run
 from system.spark_run import archive_run, cluster, sink_run
 
 pytestmark = pytest.mark.xdist_group("drivers")
@@ -33,3 +34,13 @@ def test_a_sink_whose_driver_is_killed_stores_each_row_once_across_changes(tmp_p
         outcome = sink_run(found, tmp_path, rows=ROWS, changes=2 * KILLS, kills=KILLS, seed=2)
     assert not outcome.anomalies, outcome.anomalies[:20]
     assert sum(outcome.moments.values()) == KILLS
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("files", [False, True])
+def test_a_stream_copies_each_message_once_while_its_processes_die(tmp_path: Path, files: bool) -> None:
+    with cluster(tmp_path, secure=SECURE) as found:
+        outcome = copy_run(found, tmp_path, rows=ROWS, changes=0, kills=2 * KILLS, seed=3, files=files)
+    assert not outcome.anomalies, outcome.anomalies[:20]
+    assert outcome.rows > 0
+    assert sum(outcome.moments.values()) >= 2 * KILLS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,15 +19,19 @@ import qmq
 from qmq.broker.broker_admin import BrokerAdmin
 from qmq.broker.through_cold_reads import through_cold_reads
 from qmq.client.client_timing import TIMING
-from qmq.errors import NotConnected
+from qmq.errors import LogDamaged, NotConnected
 from qmq.limits import KIB
 from qmq.log.log_config import LogConfig
 from qmq.log.recent_writes import MESSAGES
 from qmq.log.retention import begin_retention, end_retention
 from qmq.log.segments import segment_name
 from qmq.metrics.figures import Figure
-from qmq.node.metering.tiering_metrics import READ, READ_FAILURES
+from qmq.node.metering.tiering_metrics import DAMAGED, READ, READ_FAILURES
 from qmq.node.replica_node import ReplicaNode
+from qmq.operations.finding import Thresholds
+from qmq.operations.findings import findings
+from qmq.operations.server_findings import OBJECT_DAMAGED
+from qmq.operations.snapshot_reading import read_snapshot
 from qmq.testing import TestCluster
 from qmq.testing.machine import ReplicaMachine
 
@@ -90,6 +95,81 @@ async def test_consumers_readers_and_queries_get_messages_from_the_store(tmp_pat
         assert (await mq.metadata.find_every(str(receipts[4].id))).message.body == sent[4]
         trail = await mq.metadata.trace_message(found)
         assert {event.group for event in trail.events} >= {"g"}
+
+
+def damage(objects: Path, *, is_gone: bool) -> str:
+    """Damage an object in the middle of the log: the third segment. Returns its name."""
+    chunk = sorted(objects.glob("*/message/*/000000"))[2]
+    data = chunk.read_bytes()
+    chunk.unlink()
+    if not is_gone:
+        chunk.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    return str(chunk.relative_to(objects))
+
+
+def behind_damage(failure: LogDamaged, name: str) -> int:
+    """The sequence at which the error's remedy continues."""
+    assert name in failure.message
+    found = re.search("put it back from a copy.*qmq group reset --to ([0-9]+)", failure.message)
+    assert found is not None
+    return int(found[1])
+
+
+@pytest.mark.parametrize("tags", [[], ["all"]], ids=["untagged", "tagged"])
+@pytest.mark.parametrize("is_gone", [False, True], ids=["changed", "gone"])
+async def test_a_damaged_object_costs_a_consumer_only_its_messages_and_is_named(tmp_path: Path, is_gone: bool, tags: list[str]) -> None:
+    sent, objects = bodies(40), tmp_path / "objects"
+    async with TestCluster(delay=False, log=log_config(objects)) as cluster:
+        mq = cluster.client()
+        for body in sent:
+            await mq.send("s", body, tags=["all"])
+        await until_cold(cluster)
+        name = damage(objects, is_gone=is_gone)
+        got, end = await until_damage(mq, name, tags)
+        before = len(got)
+        assert got == sent[:before]
+        assert 0 < before < end < len(sent)
+        with pytest.raises(LogDamaged, match=name):
+            [message async for message in mq.browse("s")]
+        node = running(cluster, cluster.master())
+        assert reading(node, DAMAGED) == 1
+        doctor = findings(await read_snapshot(mq.metadata), None, Thresholds())
+        assert [name in each.what for each in doctor if each.code == OBJECT_DAMAGED.code] == [True]
+        await mq.metadata.reset_group("s", "g", sequence=end)
+        consumer = mq.consumer("s", group="g", tags_any=tags)
+        rest: list[bytes] = []
+        while len(rest) < len(sent) - end:
+            rest += [message.body for message in await consumer.pull(50, SOON)]
+        assert rest == sent[end:]
+
+
+async def until_damage(mq: qmq.Client, name: str, tags: list[str]) -> tuple[list[bytes], int]:
+    """What a consumer gets before the damage, and where it may continue."""
+    got: list[bytes] = []
+    consumer = mq.consumer("s", group="g", tags_any=tags)
+    with pytest.raises(LogDamaged) as failure:
+        while True:
+            got += [message.body for message in await consumer.pull(50, SOON)]
+    await consumer.close()
+    return got, behind_damage(failure.value, name)
+
+
+@pytest.mark.parametrize("keys", [1, 3])
+async def test_a_damaged_object_costs_an_ordered_consumer_only_its_messages_and_is_named(tmp_path: Path, keys: int) -> None:
+    sent, objects = bodies(40), tmp_path / "objects"
+    async with TestCluster(delay=False, log=log_config(objects)) as cluster:
+        mq = cluster.client()
+        await mq.metadata.create_subject(qmq.SubjectConfig("o", order=qmq.Order.STRICT, logical_partitions=16), partitions=1)
+        for number, body in enumerate(sent):
+            await mq.send("o", body, key=f"k{number % keys}")
+        await until_cold(cluster)
+        name, got = damage(objects, is_gone=True), list[bytes]()
+        with pytest.raises(LogDamaged) as failure:
+            async for message in mq.ordered_consumer("o", group="g"):
+                got.append(message.body)
+        end = behind_damage(failure.value, name)
+        assert sorted(got) == sent[: len(got)]
+        assert 0 < len(got) < end < len(sent)
 
 
 async def test_a_consumer_of_lanes_gets_old_keys_in_order(tmp_path: Path) -> None:

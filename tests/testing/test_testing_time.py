@@ -74,6 +74,27 @@ async def test_a_recurring_message_has_each_of_its_runs_over_weeks() -> None:
         assert runs == sorted(runs)
 
 
+@pytest.mark.parametrize("by", [timedelta(weeks=2, days=1), timedelta(days=-3)], ids=["later", "earlier"])
+async def test_a_move_of_a_run_loses_and_repeats_no_other_run(by: timedelta) -> None:
+    start = datetime(2030, 1, 1, tzinfo=UTC)
+    first = datetime(2030, 1, 7, 8, tzinfo=UTC)
+    async with TestCluster(clock=virtual(start)) as cluster:
+        mq = cluster.client()
+        receipt = await mq.send("report", b"weekly", cron="0 9 * * MON", zone="Europe/Berlin")
+        await cluster.clock.advance(hours=1)
+        assert (await mq.delayed.show(receipt.delayed_id)).due == first
+        await mq.delayed.move(receipt.delayed_id, first + timedelta(hours=2))
+        await mq.delayed.move(receipt.delayed_id, first + by)
+        consumer = mq.consumer("report", group="g")
+        await cluster.clock.advance(timedelta(weeks=5))
+        runs = [await one(consumer) for _ in range(5)]
+        assert len(await consumer.pull(1, NOT_YET)) == 0
+        assert len({each.id for each in runs}) == 5
+        came = [datetime.fromtimestamp(each.append_time_ms / 1000, UTC) for each in runs]
+        due = [first + by, *[max(first + timedelta(weeks=week), first + by) for week in range(1, 5)]]
+        assert all(at <= when for at, when in zip(due, came, strict=True)), came
+
+
 @pytest.mark.parametrize("pause", [timedelta(seconds=20), timedelta(minutes=3), timedelta(hours=5)], ids=["20s", "3m", "5h"])
 async def test_a_message_that_was_given_back_comes_again_after_its_pause_and_not_before(qmq_cluster: TestCluster, pause: timedelta) -> None:
     mq, clock = qmq_cluster.client(), qmq_cluster.clock
