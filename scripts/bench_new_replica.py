@@ -23,6 +23,7 @@ from qmq.limits import MIB
 from qmq.network import NETWORK
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
+from qmq.server_name import any_server
 
 SEGMENT_MIB: Final = 64
 WAIT_S: Final = 1200
@@ -80,7 +81,7 @@ def _stored(objects: Path) -> int:
 
 async def _status(group: ReplicaSet, name: str) -> pb.ReplicaStatus:
     """Waits until the replica answers."""
-    async with asyncio.timeout(WAIT_S), NETWORK.channel(group.control[name]) as channel:
+    async with asyncio.timeout(WAIT_S), NETWORK.channel(group.control[name], any_server) as channel:
         while True:
             try:
                 found: pb.ReplicaStatus = await control_pb2_grpc.BrokerControlStub(channel).DescribeReplica(pb.DescribeReplicaRequest())

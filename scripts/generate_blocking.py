@@ -105,6 +105,7 @@ def connect(
     state_dir: StateDir = None,
     tls: Tls | None = None,
     token: Token = None,
+    delivery_timeout: timedelta | None = None,
 ) -> BlockingClient:
     """A client whose calls wait; `qmq.connect` explains the parameters and the errors."""
     thread = LoopThread()
@@ -116,6 +117,7 @@ def connect(
         state_dir=state_dir,
         network=network_of(tls, token),
         for_threads=beside,
+        timing=timing_with(delivery_timeout),
     )
     thread.start()
     return BlockingClient(client, thread)
@@ -134,6 +136,7 @@ from collections.abc import Iterable, Sequence
 from qmq.blocking_base import BlockingClientBase, BlockingConsumerBase, LoopThread
 from qmq.blocking_parts import BlockingAccess, BlockingDelayed, BlockingMetadata
 from qmq.client.client import Client
+from qmq.client.client_timing import timing_with
 from qmq.client.interceptors import Interceptor
 from qmq.client.state_folder import StateDir
 from qmq.security.client_tokens import Token

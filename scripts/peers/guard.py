@@ -1,9 +1,9 @@
 """Fails if this tree takes over 10 % more CPU time a message than the last release, measured side by side in one run.
 
-`scripts/bench --guard` runs it, in CI after the tests. The release is the newest tag `v*` that this commit descends from; before the first
-tag, the commit in `scripts/peers/release_base`. Its tree is exported, and both trees run in turns with the same interpreter and libraries.
-CPU time, of server and client together, does not count waiting, and the least of all rounds counts, so other work on the machine does
-little. What seems slower is measured again before it is called so.
+`scripts/bench --guard` runs it, in CI after the tests. The release is the newest tag `v*` that this commit descends from; in a clone
+without tags, the commit in `scripts/peers/release_base`. Its tree is exported, and both trees run in turns with the same interpreter and
+libraries. CPU time, of server and client together, does not count waiting, and the least of all rounds counts, so other work on the machine
+does little. What seems slower is measured again before it is called so.
 """
 
 from __future__ import annotations
