@@ -2,7 +2,7 @@
 
     gate   scripts/test         every promise: no tests marked `long`, a quarter of the examples, few seeds, a third of the planted bugs and
                                 a fifth of the tests that take turns, another fifth in each run
-    ci     .ci/run              the same, the tests marked `long`, all planted bugs, a quarter of those that take turns, and changing seeds
+    ci     .ci/run              the same, the tests marked `long`, all planted bugs, a fifth of those that take turns, and changing seeds
     all    scripts/test --all   every test, also those marked `longest`, all examples, many seeds, and seeds that change from run to run
 
 Tests take turns if they are marked `rotating`, are in tests/system, or share Spark, a browser or a cluster of processes (GROUPS_IN_TURN).
@@ -23,7 +23,7 @@ FORMS: Final = ("gate", "ci", "all")
 FORM: Final = os.environ.get("QMQ_TEST_FORM", "gate")
 if FORM not in FORMS:
     raise ValueError(f"QMQ_TEST_FORM is one of {', '.join(FORMS)}, not {FORM!r}")
-PARTS: Final = {"gate": 5, "ci": 4, "all": 1}[FORM]
+PARTS: Final = {"gate": 5, "ci": 5, "all": 1}[FORM]
 GROUPS_IN_TURN: Final = frozenset({"spark", "drivers", "faults", "chromium"})
 """Groups of xdist whose tests take turns."""
 # xdist's workers inherit the environment of the process that starts them, so all of them have one seed.
