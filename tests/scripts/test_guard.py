@@ -1,4 +1,4 @@
-"""The guard of CPU time for each message: when it reports a slowdown (scripts/peers/guard_verdict.py)."""
+"""The guard of CPU time for each message: when it reports a slowdown (bench/peers/guard_verdict.py)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "scripts" / "peers"))
+sys.path.append(str(Path(__file__).parents[2] / "bench" / "peers"))
 
 import servers
 from guard import ROOT, environment
@@ -48,5 +48,5 @@ def test_the_server_of_another_tree_runs_that_tree_s_code(tmp_path: Path, monkey
     (program.parent / "__init__.py").touch()
     program.write_text(LISTENS)
     monkeypatch.chdir(ROOT)
-    servers.qmq(Path(), environment(tmp_path)).stop()
+    servers.qmq(Path(), environment=environment(tmp_path)).stop()
     assert program.with_name("began").exists()

@@ -4,6 +4,7 @@ says otherwise.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
@@ -13,12 +14,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import fetch
 from fetch import jars, nats_server, program
 
 HOST: Final = "127.0.0.1"
@@ -28,6 +30,8 @@ STOP_S: Final = 20.0
 REGISTRATION_TRIES: Final = 10
 """RocketMQ's proxy listens before its broker is registered. Each try starts a Java process, which takes a second."""
 JAVA: Final = ("java", "-XX:+UseG1GC")
+ROCKETMQ_TOPICS: Final = 24
+CLIENTS: Final = Path(__file__).parent / "clients"
 
 
 class Missing(Exception):
@@ -72,14 +76,19 @@ class Server:
         said = "\n".join(path.read_text(errors="replace")[-2000:] for path in self.folder.glob("*.out"))
         raise Missing(f"it did not start: {said}")
 
-    def cpu_s(self) -> float:
-        """CPU time of the server's processes and their children."""
+    def memory_mib(self) -> float:
+        """Memory of the server's processes and their children: their own, and a share of what they have in common (PSS)."""
         found = 0
         for pid in _tree([each.pid for each in self.processes]):
             with suppress(OSError):
-                words = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-                found += int(words[11]) + int(words[12])
-        return found * TICK_S
+                for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                    if line.startswith("Pss:"):
+                        found += int(line.split()[1])
+        return found / 1024
+
+    def cpu_s(self) -> float:
+        """CPU time of the server's processes and their children."""
+        return cpu_s([each.pid for each in self.processes])
 
     def stop(self) -> None:
         """Stop the server, and delete its data."""
@@ -95,6 +104,16 @@ class Server:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def cpu_s(pids: list[int]) -> float:
+    """CPU time of processes and their children."""
+    found = 0
+    for pid in _tree(pids):
+        with suppress(OSError):
+            words = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+            found += int(words[11]) + int(words[12])
+    return found * TICK_S
 
 
 def _tree(pids: list[int]) -> list[int]:
@@ -122,11 +141,11 @@ def _starting(port: int) -> Iterator[Server]:
         raise
 
 
-def qmq(_: Path, environment: dict[str, str] | None = None) -> Server:
-    """`environment` may name another tree of QMQ's."""
+def qmq(_: Path, is_flushed: bool = False, environment: dict[str, str] | None = None) -> Server:
+    """`environment` may name another tree of QMQ's. Whether an answer waits for the disk is the sender's choice (`acks`)."""
     (port,) = free_ports(1)
     with _starting(port) as server:
-        words = ("--port", str(port), "--data-port", "0", "--control-port", "0", "--console", "off", "--no-delay")
+        words = ("--port", str(port), "--data-port", "0", "--control-port", "0", "--console-port", "0")
         # With `-m` Python looks into the working folder first, which is this tree, and only then into PYTHONPATH.
         found = {"PYTHONSAFEPATH": "1", **(environment or {})}
         server.run(sys.executable, "-m", "qmq.cli", "dev", "--data", server.folder / "data", *words, environment=found)
@@ -134,7 +153,8 @@ def qmq(_: Path, environment: dict[str, str] | None = None) -> Server:
         return server
 
 
-def kafka(cache: Path) -> Server:
+def kafka(cache: Path, is_flushed: bool = False) -> Server:
+    """A topic's own setting says whether each message is flushed."""
     folder = jars(cache, "kafka")
     if folder is None:
         raise Missing("Maven and Java are needed")
@@ -168,7 +188,16 @@ def kafka(cache: Path) -> Server:
         return server
 
 
-def rocketmq(cache: Path) -> Server:
+def rocketmq_topic(number: int) -> str:
+    """RocketMQ's topics and groups are made before the first row: each command is a Java process of a second."""
+    return f"bench-{(number - 1) % ROCKETMQ_TOPICS + 1}"
+
+
+def rocketmq_group(number: int) -> str:
+    return f"g{(number - 1) % ROCKETMQ_TOPICS + 1}-"
+
+
+def rocketmq(cache: Path, is_flushed: bool = False) -> Server:
     """Not all of RocketMQ's ports can be bound to loopback, so it runs only where loopback is the only network."""
     if {name for _, name in socket.if_nameindex()} != {"lo"}:
         raise Missing("it listens on all addresses, and this machine cannot have a network namespace")
@@ -184,7 +213,8 @@ def rocketmq(cache: Path) -> Server:
             f'{{"rocketMQClusterName": "DefaultCluster", "grpcServerPort": {port}, "remotingListenPort": {remoting}}}'
         )
         (home / "broker.conf").write_text(
-            "brokerClusterName=DefaultCluster\nbrokerName=b\nbrokerId=0\nbrokerRole=ASYNC_MASTER\nflushDiskType=ASYNC_FLUSH\n"
+            "brokerClusterName=DefaultCluster\nbrokerName=b\nbrokerId=0\nbrokerRole=ASYNC_MASTER\n"
+            f"flushDiskType={'SYNC' if is_flushed else 'ASYNC'}_FLUSH\n"
             f"listenPort={broker}\nhaListenPort={slaves}\nnamesrvAddr={HOST}:{names}\nbrokerIP1={HOST}\nstorePathRootDir={home / 'store'}\n"
         )
         opens = ("java.base/jdk.internal.ref", "java.base/sun.nio.ch", "java.base/java.nio", "java.base/java.lang")
@@ -205,7 +235,9 @@ def rocketmq(cache: Path) -> Server:
         server.wait_for(port)
         admin = (*java, f"{package}.tools.command.MQAdminStartup")
         where = ("-n", f"{HOST}:{names}", "-c", "DefaultCluster")
-        for command in (("updateTopic", *where, "-t", "bench", "-r", "4", "-w", "4"), ("updateSubGroup", *where, "-g", "g")):
+        topics = [("updateTopic", *where, "-t", rocketmq_topic(number), "-r", "4", "-w", "4") for number in range(1, ROCKETMQ_TOPICS + 1)]
+        groups = [("updateSubGroup", *where, "-g", rocketmq_group(number) + "0") for number in range(1, ROCKETMQ_TOPICS + 1)]
+        for command in (*topics, *groups):
             for _ in range(REGISTRATION_TRIES):
                 done = subprocess.run(list(map(str, (*admin, *command))), capture_output=True, text=True, env={**os.environ, **environment})
                 if "success" in done.stdout:
@@ -215,18 +247,21 @@ def rocketmq(cache: Path) -> Server:
         return server
 
 
-def nats(cache: Path) -> Server:
+def nats(cache: Path, is_flushed: bool = False) -> Server:
     found = nats_server(cache)
     if found is None:
         raise Missing("Go is needed")
     (port,) = free_ports(1)
     with _starting(port) as server:
-        server.run(found, "-js", "-sd", server.folder / "data", "-a", HOST, "-p", str(port))
+        path = server.folder / "nats.conf"
+        flush = "  sync_interval: always\n" if is_flushed else ""
+        path.write_text(f'listen: "{HOST}:{port}"\nmax_payload: 2MB\njetstream {{\n  store_dir: "{server.folder / "data"}"\n{flush}}}\n')
+        server.run(found, "-c", path)
         server.wait_for(port)
         return server
 
 
-def redis(_: Path) -> Server:
+def redis(_: Path, is_flushed: bool = False) -> Server:
     found = program("redis-server")
     if found is None:
         raise Missing("apt-get install redis-server")
@@ -242,7 +277,7 @@ def redis(_: Path) -> Server:
             "--appendonly",
             "yes",
             "--appendfsync",
-            "everysec",
+            "always" if is_flushed else "everysec",
             "--dir",
             server.folder,
         )
@@ -251,7 +286,8 @@ def redis(_: Path) -> Server:
         return server
 
 
-def rabbitmq(_: Path) -> Server:
+def rabbitmq(_: Path, is_flushed: bool = False) -> Server:
+    """A quorum queue answers after a flush in any case."""
     found = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # not the wrapper that changes the user
     mapper = program("epmd")
     if not found.exists() or mapper is None:
@@ -283,21 +319,98 @@ def rabbitmq(_: Path) -> Server:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A server with a client."""
+    """A server with a client. A new one is an entry of `PEERS`.
+
+    module: a Python module in `clients`, or "java" or "go" for the program in that folder.
+    offers: what rows may need. settings: what differs from the defaults, of server and client.
+    """
 
     name: str
-    start: Callable[[Path], Server]
+    start: Callable[..., Server]
     module: str
     durability: str
+    offers: frozenset[str]
+    settings: str = "defaults"
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def client(self, python: Path, address: str, is_flushed: bool = False) -> list[str]:
+        """The command of a client process."""
+        options = {**self.options, **({"acks": "flushed"} if is_flushed and self.module == "qmq_client" else {})}
+        if self.module == "java":
+            return ["java", "-cp", f"{fetch.cache_folder() / 'java'}:{fetch.cache_folder() / 'kafka'}/*", "KafkaClient", address]
+        if self.module == "go":
+            return [str(fetch.cache_folder() / "bin" / "nats-client"), address]
+        interpreter = sys.executable if self.module == "qmq_client" else str(python)
+        return [interpreter, str(CLIENTS / "phases.py"), self.module, address, json.dumps(options)]
+
+    def topic(self, number: int) -> str:
+        return rocketmq_topic(number) if self.start is rocketmq else f"bench{number}"
+
+    def group(self, number: int) -> str:
+        return rocketmq_group(number) if self.start is rocketmq else f"g{number}-"
 
 
 ONE_CACHE: Final = "one replica; acknowledged from the page cache"
+KAFKA: Final = f"{ONE_CACHE}, acks=all, idempotent, flushed when the kernel does"
+KAFKA_SETTINGS: Final = "server: -Xmx1G, one node, group.initial.rebalance.delay.ms=0"
+ALL: Final = frozenset({"ordered", "shared", "groups", "large", "disk", "flush"})
 PEERS: Final = (
-    Peer("QMQ", qmq, "qmq_client", f"{ONE_CACHE}, flushed every 20 ms"),
-    Peer("Kafka 4.3.1, confluent-kafka", kafka, "kafka_confluent", f"{ONE_CACHE}, acks=all, flushed when the kernel does"),
-    Peer("Kafka 4.3.1, aiokafka", kafka, "kafka_aiokafka", f"{ONE_CACHE}, acks=all, flushed when the kernel does"),
-    Peer("NATS JetStream 2.15.2, nats-py", nats, "nats_py", f"{ONE_CACHE}, file store, flushed every 2 min"),
-    Peer("Redis Streams 7.0, redis-py", redis, "redis_streams", f"{ONE_CACHE}, append-only file, flushed every second"),
-    Peer("RabbitMQ 3.10, aio-pika", rabbitmq, "rabbitmq_aio_pika", "one replica, quorum queue: acknowledged after a flush"),
-    Peer("RocketMQ 5.5.0, Python client", rocketmq, "rocketmq_python", f"{ONE_CACHE}, ASYNC_FLUSH, ASYNC_MASTER"),
+    Peer("QMQ", qmq, "qmq_client", f"{ONE_CACHE}, flushed every 20 ms", ALL, "`qmq dev`; acks=flushed in the flushed rows"),
+    Peer(
+        "Kafka, librdkafka",
+        kafka,
+        "kafka_confluent",
+        KAFKA,
+        frozenset({"ordered", "flush", "disk", "large"}),
+        f"{KAFKA_SETTINGS}; linger.ms=0 where sends are awaited; consume(10000)",
+    ),
+    Peer(
+        "Kafka, Java",
+        kafka,
+        "java",
+        KAFKA,
+        frozenset({"ordered", "groups", "flush", "disk", "large"}),
+        f"{KAFKA_SETTINGS}; linger.ms=0 where sends are awaited",
+    ),
+    Peer("Kafka, aiokafka", kafka, "kafka_aiokafka", KAFKA, frozenset({"ordered", "flush"}), KAFKA_SETTINGS),
+    Peer(
+        "NATS JetStream, nats-py",
+        nats,
+        "nats_py",
+        f"{ONE_CACHE}, file store, flushed every 2 min",
+        frozenset({"shared", "groups", "large", "disk", "flush"}),
+        "max_payload 2MB; 4,000 pending; sync_interval always in the flushed rows",
+    ),
+    Peer(
+        "NATS JetStream, nats.go",
+        nats,
+        "go",
+        f"{ONE_CACHE}, file store, flushed every 2 min",
+        frozenset({"shared", "groups", "large", "disk", "flush"}),
+        "max_payload 2MB; 4,000 pending; sync_interval always in the flushed rows",
+    ),
+    Peer(
+        "Redis Streams, redis-py",
+        redis,
+        "redis_streams",
+        f"{ONE_CACHE}, append-only file, flushed every second",
+        frozenset({"shared", "groups", "large", "flush"}),
+        "hiredis; save ''; appendfsync always in the flushed rows",
+    ),
+    Peer(
+        "RabbitMQ, aio-pika",
+        rabbitmq,
+        "rabbitmq_aio_pika",
+        "one replica, quorum queue: acknowledged after a flush",
+        frozenset({"shared", "flush"}),
+        "no plugins; prefetch 1,000; 1,000 confirms pending",
+    ),
+    Peer(
+        "RocketMQ, Python client",
+        rocketmq,
+        "rocketmq_python",
+        f"{ONE_CACHE}, ASYNC_FLUSH, ASYNC_MASTER",
+        frozenset({"flush"}),
+        "4 queues; 1,000 sends in flight; 4 receiving threads; SYNC_FLUSH in the flushed rows",
+    ),
 )

@@ -1,7 +1,7 @@
 """The least that one awaited send can take on this machine: two bare protocols exchange a request and an answer, and the server writes each
 request to a file. The server runs on uvloop, as a node does; the client on asyncio or uvloop.
 
-`python scripts/bench_exchange.py` prints the rate, the median time, and the CPU time of both sides for each exchange (docs/PROFILE.md).
+`python bench/peers/bare_exchange.py` prints the rate, the median time, and the CPU time of both sides for each exchange (docs/PROFILE.md).
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import socket
 import statistics
 import tempfile
 import time
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import uvloop
-from bench_limit import cpu_s
+from servers import cpu_s
 
 REQUEST_BYTES, ANSWER_BYTES = 248, 32
 """What a message of 100 bytes and its acknowledgement take on the wire, with their headers."""
@@ -106,30 +107,49 @@ def exchange(results: Any, port: int, server_pid: int, is_fast: bool) -> None:
         _, client = await asyncio.get_running_loop().create_connection(Client, "127.0.0.1", port)
         client.send(WARM)
         await client.answered.wait()
-        begin, mine_s, other_s = time.perf_counter(), time.process_time(), cpu_s(server_pid)
+        begin, mine_s, other_s = time.perf_counter(), time.process_time(), cpu_s([server_pid])
         client.send(EXCHANGES)
         await client.answered.wait()
         rate = EXCHANGES / (time.perf_counter() - begin)
-        mine_us, other_us = (time.process_time() - mine_s) / EXCHANGES * 1e6, (cpu_s(server_pid) - other_s) / EXCHANGES * 1e6
+        mine_us, other_us = (time.process_time() - mine_s) / EXCHANGES * 1e6, (cpu_s([server_pid]) - other_s) / EXCHANGES * 1e6
         results.put((rate, statistics.median(client.took_s) * 1e3, mine_us, other_us))
 
     (uvloop.run if is_fast else asyncio.run)(run())
 
 
-def main() -> None:
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """What an exchange takes: rate, median time, CPU time of both sides."""
+
+    per_s: float
+    p50_ms: float
+    client_us: float
+    server_us: float
+
+
+def measured(is_fast: bool) -> Exchanged:
+    """One run, with a server and a client of its own. `is_fast`: the client runs on uvloop."""
     context = mp.get_context("spawn")
     found: Any = context.Queue()
     server = context.Process(target=serve, args=(found,), daemon=True)
     server.start()
-    port = found.get()
-    for name, is_fast in (("asyncio", False), ("uvloop", True)):
-        client = context.Process(target=exchange, args=(found, port, server.pid, is_fast))
-        client.start()
-        rate, p50_ms, client_us, server_us = found.get()
+    client = context.Process(target=exchange, args=(found, found.get(), server.pid, is_fast))
+    client.start()
+    try:
+        return Exchanged(*found.get())
+    finally:
         client.join()
-        print(f"client on {name:8}{rate:10,.0f}/s  p50 {p50_ms:.3f} ms  client {client_us:.1f} us  server {server_us:.1f} us")
-    server.terminate()
-    server.join()
+        server.terminate()
+        server.join()
+
+
+def main() -> None:
+    for name, is_fast in (("asyncio", False), ("uvloop", True)):
+        each = measured(is_fast)
+        print(
+            f"client on {name:8}{each.per_s:10,.0f}/s  p50 {each.p50_ms:.3f} ms  "
+            f"client {each.client_us:.1f} us  server {each.server_us:.1f} us"
+        )
 
 
 if __name__ == "__main__":

@@ -7,9 +7,11 @@ files, and in requirements.txt. What is in the cache already is not fetched agai
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import venv
 from pathlib import Path
 from typing import Final
@@ -46,6 +48,30 @@ def nats_server(cache: Path) -> Path | None:
     return program
 
 
+def nats_client(cache: Path) -> Path | None:
+    """The program in `clients/go`, built again when its source has changed; None without Go."""
+    program, source = cache / "bin" / "nats-client", HERE / "clients" / "go"
+    if not shutil.which("go"):
+        return None
+    if not program.exists() or any(each.stat().st_mtime > program.stat().st_mtime for each in source.iterdir()):
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copytree(source, folder, dirs_exist_ok=True)
+            for words in (("mod", "tidy"), ("build", "-o", str(program), ".")):
+                subprocess.run(["go", *words], cwd=folder, check=True, stdout=sys.stderr)
+    return program
+
+
+def kafka_client(cache: Path) -> Path | None:
+    """The folder with the classes of `clients/java`; None without a compiler or Kafka's jars."""
+    folder, source = cache / "java", HERE / "clients" / "java" / "KafkaClient.java"
+    if not shutil.which("javac") or not (cache / "kafka").is_dir():
+        return None
+    made = folder / "KafkaClient.class"
+    if not made.exists() or source.stat().st_mtime > made.stat().st_mtime:
+        subprocess.run(["javac", "-cp", f"{cache / 'kafka'}/*", "-d", str(folder), str(source)], check=True, stdout=sys.stderr)
+    return folder
+
+
 def clients(cache: Path) -> Path:
     """The Python that has the peers' clients."""
     folder = cache / "venv"
@@ -64,7 +90,37 @@ def fetch_all(cache: Path) -> Path:
     for name in ("kafka", "rocketmq"):
         jars(cache, name)
     nats_server(cache)
+    nats_client(cache)
+    kafka_client(cache)
     return clients(cache)
+
+
+def versions(cache: Path, python: Path) -> dict[str, str]:
+    """The version of each system and client that this run uses."""
+    found = {
+        "Python": sys.version.split()[0],
+        "kafka": _of_maven("kafka"),
+        "RocketMQ": _of_maven("rocketmq"),
+        "nats-server": NATS_SERVER.rpartition("@v")[2],
+    }
+    for name, command in {
+        "redis-server": ["redis-server", "--version"],
+        "RabbitMQ": ["dpkg-query", "-W", "rabbitmq-server"],
+        "Java": ["java", "--version"],
+    }.items():
+        if shutil.which(command[0]):
+            said = subprocess.run(command, capture_output=True, text=True).stdout
+            match = re.search(r"\d+\.\d+[.\d]*", said)
+            found[name] = match[0] if match else "unknown"
+    listed = subprocess.run([str(python), "-m", "pip", "freeze"], capture_output=True, text=True).stdout
+    wanted = {line.partition("==")[0] for line in (HERE / "requirements.txt").read_text().splitlines() if "==" in line}
+    found |= {name: version for name, _, version in (line.partition("==") for line in listed.splitlines()) if name in wanted}
+    found["nats.go"] = re.search(r"nats.go v(\S+)", (HERE / "clients" / "go" / "go.mod").read_text())[1]  # type: ignore[index]
+    return found
+
+
+def _of_maven(name: str) -> str:
+    return re.findall(r"<version>(\d+\.[\d.]+)</version>", (HERE / f"{name}.xml").read_text())[0]
 
 
 def program(name: str) -> Path | None:

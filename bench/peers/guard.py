@@ -1,7 +1,7 @@
 """Fails if this tree takes over 10 % more CPU time a message than the last release, measured side by side in one run.
 
 `scripts/bench --guard` runs it, in CI after the tests. The release is the newest tag `v*` that this commit descends from; in a clone
-without tags, the commit in `scripts/peers/release_base`. Its tree is exported, and both trees run in turns with the same interpreter and
+without tags, the commit in `bench/peers/release_base`. Its tree is exported, and both trees run in turns with the same interpreter and
 libraries. CPU time, of server and client together, does not count waiting, and the least of all rounds counts, so other work on the machine
 does little. What seems slower is measured again before it is called so.
 """
@@ -18,21 +18,25 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+import bare_exchange
 from guard_verdict import RISE_MAX, Compared, compared
+from rows import Row
 from servers import PEERS, qmq
-from session import Session
+from session import Session, Times
 
 ROOT: Final = Path(__file__).parents[2]
 BASE_FILE: Final = Path(__file__).parent / "release_base"
 PACKAGES: Final = ("", "replication", "ordering", "coordination", "spark")
 WARM_S: Final = 0.5
 TRIES: Final = 2
-ROWS: Final = {
-    "256 tasks await each send": ("awaited256", 100),
-    "publish, 100 B": ("publish", 100),
-    "backlog, one by one, 100 B": ("consume", 100),
-    "publish, 1 KB": ("publish", 1024),
-}
+ALONE: Final = "one task awaits each send"
+ROWS: Final = (
+    Row(ALONE, "awaited"),
+    Row("256 tasks await each send", "awaited", {"tasks": 256}),
+    Row("publish, 100 B", "publish", {"each": True}),
+    Row("backlog, one by one, 100 B", "publish", {"each": True}, consumers=1, is_backlog=True),
+    Row("publish, 1 KB", "publish", {"each": True, "size": 1024}),
+)
 
 Rounds = dict[str, list[float]]
 """By row, microseconds of CPU time a message."""
@@ -65,24 +69,27 @@ def environment(tree: Path) -> dict[str, str]:
 def measure(tree: Path, seconds: float, rounds: Rounds) -> None:
     """All rows once."""
     words = environment(tree)
-    server = qmq(Path(), words)
+    server = qmq(Path(), environment=words)
     try:
-        session = Session(PEERS[0], server, Path(sys.executable), words)
-        session.row("publish", 100, WARM_S)
-        for row, (work, size) in ROWS.items():
-            figures = session.row(work, size, seconds)
-            rounds.setdefault(row, []).append(figures["server, us"] + figures["client, us"])
+        session = Session(PEERS[0], server, Path(sys.executable), environment=words)
+        for row in ROWS:
+            figures = session.measure(row, Times(WARM_S, seconds))
+            rounds.setdefault(row.name, []).append(figures["server, us"] + figures["clients, us"])
     finally:
         server.stop()
 
 
-def compare(base: Path, runs: int, seconds: float) -> list[Compared]:
+def compare(base: Path, runs: int, seconds: float) -> tuple[list[Compared], float]:
+    """The comparison, and the CPU time of a bare exchange in the same rounds."""
     before: Rounds = {}
     now: Rounds = {}
+    bare_us = []
     for _ in range(runs):
         measure(base, seconds, before)
         measure(ROOT, seconds, now)
-    return compared(before, now)
+        each = bare_exchange.measured(is_fast=False)
+        bare_us.append(each.client_us + each.server_us)
+    return compared(before, now), min(bare_us)
 
 
 def main() -> int:
@@ -96,9 +103,14 @@ def main() -> int:
     try:
         export(commit, folder)
         for _ in range(TRIES):
-            found = compare(folder, chosen.runs, chosen.seconds)
+            found, bare_us = compare(folder, chosen.runs, chosen.seconds)
             for each in found:
                 sys.stdout.write(f"{each.row}: {each.base_us:.2f} us in {commit[:12]}, {each.new_us:.2f} us here, ratio {each.ratio:.2f}\n")
+            alone = next(each for each in found if each.row == ALONE)
+            sys.stdout.write(
+                f"a bare exchange of two asyncio protocols: {bare_us:.1f} us; {ALONE}: {alone.base_us / bare_us:.1f} times that in "
+                f"{commit[:12]}, {alone.new_us / bare_us:.1f} times here\n"
+            )
             if not any(each.is_slower for each in found):
                 return 0
             sys.stdout.write(f"more than {100 * RISE_MAX:.0f} % slower: measuring again\n")

@@ -1,0 +1,164 @@
+"""QMQ beside its peers: the same work through each peer's client, on this machine, in alternating runs. docs/PEERS.md explains the rows.
+
+`scripts/bench --peers` runs it. In each run each system starts its server again, warms it, and measures all rows; the order of the systems
+rotates. `--json` gets every value of every run, with machine, commit, versions and settings; `bench/peers/page.py` writes the pages from
+it. Only loopback is used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import verdict
+from fetch import cache_folder, fetch_all, versions
+from rows import ROWS, Row
+from servers import PEERS, Missing, Peer, Server
+from session import Session, Times
+
+ROOT: Final = Path(__file__).parents[2]
+ISOLATED: Final = "QMQ_PEERS_ISOLATED"
+LIFE: Final = "start and memory"
+"""The row that each new server fills: time until it is ready, memory idle and after a million messages."""
+MILLION: Final = 1_000_000
+RUNS_MIN: Final = 3
+
+Found = dict[str, dict[str, list[verdict.Figures]]]
+"""By row, then by system: the figures of each run."""
+
+
+class Comparison:
+    """The runs so far. `missing`: (system, row) and why it has no figure."""
+
+    def __init__(self, rows: Sequence[Row], python: Path, times: Times) -> None:
+        self._rows, self._python, self._times = rows, python, times
+        self.found: Found = {LIFE: {}, **{row.name: {} for row in rows}}
+        self.missing: dict[str, str] = {}
+
+    def measure(self, peer: Peer, cache: Path) -> None:
+        """All rows once: on one server, on one that flushes, and on new ones for the rows that want these."""
+        wanted = [row for row in self._rows if not row.needs or row.needs in peer.offers]
+        shared = [row for row in wanted if not row.fresh and not row.is_flushed]
+        flushed = [row for row in wanted if row.is_flushed]
+        for rows in (shared, flushed, *([row] for row in wanted if row.fresh)):
+            if rows:
+                self._on_a_server(peer, cache, rows)
+
+    def _on_a_server(self, peer: Peer, cache: Path, rows: Sequence[Row]) -> None:
+        is_flushed = rows[0].is_flushed
+        begin_s = time.monotonic()
+        try:
+            server = peer.start(cache, is_flushed)
+        except (Missing, RuntimeError) as failure:
+            self._leave_out(peer, "every row", failure)
+            return
+        try:
+            ready_s = time.monotonic() - begin_s
+            session = Session(peer, server, self._python, is_flushed=is_flushed)
+            if not rows[0].fresh and not is_flushed:
+                self._live(peer, server, session, ready_s)
+            for row in rows:
+                try:
+                    figures = session.measure(row, self._times)
+                except (Missing, RuntimeError, KeyError) as failure:
+                    self._leave_out(peer, row.name, failure)
+                else:
+                    self._keep(peer, row.name, figures)
+        finally:
+            server.stop()
+
+    def _live(self, peer: Peer, server: Server, session: Session, ready_s: float) -> None:
+        """Start, memory, and a million messages, which warm the server."""
+        figures = {"ready, s": ready_s, "idle, MiB": server.memory_mib()}
+        try:
+            session.fill(MILLION if "disk" in peer.offers else MILLION // 10, 100)
+        except RuntimeError as failure:
+            self._leave_out(peer, LIFE, failure)
+            return
+        self._keep(peer, LIFE, {**figures, "after messages, MiB": server.memory_mib()})
+
+    def _keep(self, peer: Peer, row: str, figures: verdict.Figures) -> None:
+        self.found[row].setdefault(peer.name, []).append(figures)
+        said = ", ".join(f"{name} {value:,.6g}" for name, value in figures.items())
+        sys.stderr.write(f"{peer.name}: {row}: {said}\n")
+
+    def _leave_out(self, peer: Peer, row: str, failure: Exception) -> None:
+        self.missing[f"{peer.name}: {row}"] = str(failure).strip() or repr(failure)
+        sys.stderr.write(f"{peer.name}: {row} is left out: {failure}\n")
+
+
+def git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def machine() -> dict[str, Any]:
+    processor = [line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    memory_kib = int(Path("/proc/meminfo").read_text().split()[1])
+    return {"cores": os.cpu_count(), "processor": (processor or ["unknown"])[0], "memory, GiB": round(memory_kib / 1024**2)}
+
+
+def isolate() -> None:
+    """Continue in a network namespace that has loopback only, where this machine allows that."""
+    inner = ["sh", "-c", 'ip link set lo up && exec "$0" "$@"', sys.executable, *sys.argv]
+    for command in (["unshare", "--net"], ["unshare", "--map-root-user", "--net"]):
+        if ISOLATED not in os.environ and subprocess.run([*command, "true"], capture_output=True).returncode == 0:
+            os.execvpe(command[0], [*command, *inner], {**os.environ, ISOLATED: "yes"})
+
+
+def options() -> argparse.Namespace:
+    found = argparse.ArgumentParser(prog="scripts/bench --peers", description=__doc__)
+    found.add_argument("--runs", type=int, default=3)
+    found.add_argument("--seconds", type=float, default=5.0, help="how long producers send in each row")
+    found.add_argument("--warm", type=float, default=3.0, help="how long each row's clients warm")
+    found.add_argument("--peer", action="append", help="those whose name contains this; may be given again")
+    found.add_argument("--row", action="append", help="those whose name contains this; may be given again")
+    found.add_argument("--json", type=Path, help="write all values into this file")
+    found.add_argument("--record", action="store_true", help="write them into docs/peers.json, and the pages from it")
+    return found.parse_args()
+
+
+def main() -> int:
+    chosen = options()
+    if chosen.record and (chosen.runs < RUNS_MIN or chosen.seconds < 5 or chosen.peer or chosen.row or git("status", "--porcelain")):
+        sys.stderr.write(f"--record wants {RUNS_MIN} runs or more of all rows and systems, of 5 s or more, on a tree without changes\n")
+        return 2
+    wanted = [peer for peer in PEERS if not chosen.peer or any(part.lower() in peer.name.lower() for part in chosen.peer)]
+    rows = [row for row in ROWS if not chosen.row or any(part in row.name for part in chosen.row)]
+    cache = cache_folder()
+    cache.mkdir(parents=True, exist_ok=True)
+    python = fetch_all(cache)
+    isolate()
+    comparison = Comparison(rows, python, Times(chosen.warm, chosen.seconds))
+    said = {
+        "command": "scripts/bench --peers " + " ".join(sys.argv[1:]),
+        "commit": git("rev-parse", "HEAD"),
+        "machine": machine(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "versions": versions(cache, python),
+        "systems": {peer.name: {"durability": peer.durability, "settings": peer.settings} for peer in wanted},
+    }
+    path = ROOT / "docs" / "peers.json" if chosen.record else chosen.json
+    for run in range(chosen.runs):
+        for peer in [*wanted[run % len(wanted) :], *wanted[: run % len(wanted)]]:
+            comparison.measure(peer, cache)
+            if path:
+                whole = {**said, "runs": run + 1, "rows": comparison.found, "missing": comparison.missing}
+                path.write_text(json.dumps(whole, indent=1) + "\n")
+    whole = {**said, "runs": chosen.runs, "rows": comparison.found, "missing": comparison.missing}
+    import page
+
+    sys.stdout.write(page.tables(whole) + "\n")
+    if chosen.record:
+        page.write_pages(whole)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""The blocks of pages that come from docs/peers.json: between `<!-- peers: NAME -->` and `<!-- end of peers -->`.
+
+`python bench/peers/page.py` writes them; `tests/bench/test_peers.py` fails when a page differs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import verdict
+
+ROOT: Final = Path(__file__).parents[2]
+RECORD: Final = ROOT / "docs" / "peers.json"
+PAGES: Final = ("README.md", "docs/PEERS.md", "docs/BENCH.md", "docs/zh/README.md", "docs/zh/PEERS.md")
+BLOCK: Final = re.compile(r"(<!-- peers: ([a-z ]+) -->\n).*?(<!-- end of peers -->)", re.DOTALL)
+OURS: Final = "QMQ"
+
+Whole = Mapping[str, Any]
+
+
+def number(value: float) -> str:
+    """Three figures that count."""
+    if value >= 1e6:
+        return f"{value / 1e6:.3g} M"
+    if value >= 1e4:
+        return f"{value / 1e3:.3g} k"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def ranged(value: tuple[float, float, float]) -> str:
+    """The median, and the least and most."""
+    return f"{number(value[0])} ({number(value[1])} to {number(value[2])})"
+
+
+def tables(whole: Whole) -> str:
+    """Each row: each system's median and range, CPU times, and how many times as good QMQ is."""
+    return "\n\n".join([table(name, systems) for name, systems in whole["rows"].items() if systems] + [left_out(whole)] + [said(whole)])
+
+
+def table(name: str, systems: Mapping[str, list[verdict.Figures]]) -> str:
+    found = {system: verdict.summary(runs) for system, runs in systems.items()}
+    names = list(dict.fromkeys(each for figures in found.values() for each in figures))
+    rated = verdict.RATE in names
+    lines = [f"**{name}**", "", f"| | {' | '.join(names)} |{' QMQ / it |' if rated else ''}", f"|---|{'---|' * (len(names) + rated)}"]
+    for system, figures in found.items():
+        cells = [ranged(figures[each]) if each in figures else "" for each in names]
+        if rated:
+            cells.append(f"{verdict.ratio(found[OURS], figures):.2g}" if OURS in found and system != OURS else "")
+        lines.append(f"| {system} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def short(whole: Whole) -> str:
+    """Each row in one line: QMQ, the best of the others, and the ratio of the medians."""
+    lines = ["| | QMQ | the best peer | | QMQ / it |", "|---|---|---|---|---|"]
+    for name, systems in whole["rows"].items():
+        found = {system: verdict.summary(runs) for system, runs in systems.items()}
+        others = {system: figures for system, figures in found.items() if system != OURS}
+        if OURS not in found or not others or verdict.RATE not in found[OURS]:
+            continue
+        best = min(others, key=lambda each: verdict.ratio(found[OURS], others[each]))
+        times = verdict.ratio(found[OURS], others[best])
+        shown = verdict.P50 if verdict.P50 in found[OURS] else verdict.RATE
+        unit = " ms" if shown == verdict.P50 else "/s"
+        bold = "**" if times < 1 else ""
+        ours, theirs = number(found[OURS][shown][0]) + unit, number(others[best][shown][0]) + unit
+        lines.append(f"| {bold}{name}{bold} | {ours} | {best} | {theirs} | {bold}{times:.2g}{bold} |")
+    return "\n".join(lines)
+
+
+def left_out(whole: Whole) -> str:
+    return "\n".join(f"* Left out: {name}: {why.splitlines()[-1][:200]}" for name, why in whole["missing"].items())
+
+
+def said(whole: Whole) -> str:
+    """Command, machine, commit, versions and settings."""
+    machine = whole["machine"]
+    lines = [
+        f"* `{whole['command']}` of {whole['date']}, commit {whole['commit'][:12]}, {whole['runs']} runs; medians, least and most.",
+        f"* {machine['cores']} cores, {machine['processor']}, {machine['memory, GiB']} GiB.",
+        "* " + ", ".join(f"{name} {version}" for name, version in whole["versions"].items()) + ".",
+    ]
+    lines += [f"* {name}: {each['durability']}. Settings: {each['settings']}." for name, each in whole["systems"].items()]
+    return "\n".join(lines)
+
+
+BLOCKS: Final[dict[str, Callable[[Whole], str]]] = {"all": tables, "short": short, "said": said}
+
+
+def filled(text: str, whole: Whole) -> str:
+    """A page with its blocks made from the record. Raises KeyError for a block that there is not."""
+    return BLOCK.sub(lambda found: f"{found[1]}{BLOCKS[found[2]](whole)}\n{found[3]}", text)
+
+
+def write_pages(whole: Whole) -> None:
+    for each in PAGES:
+        path = ROOT / each
+        if path.exists():
+            path.write_text(filled(path.read_text(), whole))
+
+
+if __name__ == "__main__":
+    if not RECORD.exists():
+        sys.exit("docs/peers.json is not there: scripts/bench --peers --record makes it")
+    write_pages(json.loads(RECORD.read_text()))

@@ -1,0 +1,112 @@
+"""The comparison with peers: what it counts, what it says, and that pages hold what its record says (bench/peers)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "bench" / "peers"))
+
+import page
+import servers
+import verdict
+from rows import ROWS, Row
+from session import Session, Times
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_lost_and_repeated_messages_are_counted() -> None:
+    found = verdict.compare([2, 2, 2, 1], [[1, 0, 2, 1], [1, 1, 2, 0]])
+    assert (found.count, found.lost, found.twice) == (7, 1, 2)
+
+
+def test_a_rate_is_that_of_the_slowest_side() -> None:
+    reports = [{"seconds": 2.0, "cpu_s": 1.0}, {"seconds": 4.0, "cpu_s": 0.5}]
+    found = verdict.figures_of(reports, 0.25, Row("r", "publish", consumers=1), verdict.Compared(1_000_000, 0, 0))
+    assert (found["messages/s"], found["server, us"], found["clients, us"]) == (250_000, 0.25, 1.5)
+
+
+def test_the_ratio_is_above_one_where_we_are_better() -> None:
+    quick, slow = verdict.summary([{"messages/s": 3.0}]), verdict.summary([{"messages/s": 2.0}])
+    assert verdict.ratio(quick, slow) == 1.5
+    soon, late = ({"messages/s": 1.0, "p50, ms": each} for each in (0.5, 1.0))
+    assert verdict.ratio(verdict.summary([soon]), verdict.summary([late])) == 2
+
+
+def test_a_median_stands_with_its_range() -> None:
+    values = [{"messages/s": each} for each in (2.0e6, 1.0e6, 4.0e6)]
+    assert page.ranged(verdict.summary(values)["messages/s"]) == "2 M (1 M to 4 M)"
+
+
+def whole() -> dict[str, object]:
+    def figures(rate: float) -> list[verdict.Figures]:
+        return [{"messages/s": rate, "lost": 0, "twice": 0}]
+
+    rows = {"won": {"QMQ": figures(3e6), "Kafka": figures(1e6), "NATS": figures(2e6)}, "lost": {"QMQ": figures(1e5), "NATS": figures(2e5)}}
+    return {
+        **{
+            "command": "scripts/bench --peers",
+            "date": "2026-01-01",
+            "commit": "0" * 40,
+            "runs": 1,
+            "rows": rows,
+            "versions": {"NATS": "2"},
+        },
+        "missing": {"Kafka: lost": "Traceback\nno such row"},
+        "machine": {"cores": 2, "processor": "a processor", "memory, GiB": 24},
+        "systems": {"QMQ": {"durability": "one replica", "settings": "defaults"}},
+    }
+
+
+def test_the_short_table_has_the_best_peer_of_each_row_and_the_rows_that_we_lose() -> None:
+    lines = page.short(whole()).splitlines()[2:]
+    assert lines == ["| won | 3 M/s | NATS | 2 M/s | 1.5 |", "| **lost** | 100 k/s | NATS | 200 k/s | **0.5** |"]
+
+
+def test_blocks_of_a_page_come_from_the_record() -> None:
+    text = "# Peers\n<!-- peers: said -->\nan old figure\n<!-- end of peers -->\nrest\n"
+    found = page.filled(text, whole())
+    assert "an old figure" not in found
+    assert "`scripts/bench --peers` of 2026-01-01" in found
+    assert page.filled(found, whole()) == found
+
+
+@pytest.mark.parametrize("name", page.PAGES)
+def test_each_page_says_what_the_record_says(name: str) -> None:
+    text = (ROOT / name).read_text() if (ROOT / name).exists() else ""
+    if page.RECORD.exists():
+        assert page.filled(text, json.loads(page.RECORD.read_text())) == text, "run `python bench/peers/page.py`"
+    else:
+        assert "<!-- peers:" not in text, "a block of figures needs docs/peers.json: scripts/bench --peers --record"
+
+
+def test_rows_have_names_of_their_own_and_needs_that_some_system_offers() -> None:
+    assert len({row.name for row in ROWS}) == len(ROWS)
+    assert {row.needs for row in ROWS} - {""} <= servers.ALL
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        Row("two tasks", "awaited", {"tasks": 2}),
+        Row("one by one", "publish", {"each": True}, consumers=1),
+        Row("backlog", "publish", {"partitions": 3}, consumers=2, is_backlog=True),
+        Row("ordered", "publish", {"ordered": True, "partitions": 2}, consumers=1),
+        Row("groups at a rate", "paced", {"per_s": 200, "groups": 3}, consumers=1),
+        Row("flushed", "awaited", {"flushed": True}),
+    ],
+    ids=lambda row: row.name,
+)
+def test_a_real_node_is_measured_and_all_that_it_acknowledged_arrives(row: Row, tmp_path: Path) -> None:
+    server = servers.qmq(tmp_path)
+    try:
+        found = Session(servers.PEERS[0], server, Path(sys.executable), is_flushed=row.is_flushed).measure(row, Times(0.05, 0.2))
+    finally:
+        server.stop()
+    assert found["messages/s"] > 0
+    assert (found["lost"], found["twice"]) == (0, 0)
+    assert ("p99, ms" in found) is (row.producer == "paced")
