@@ -3,9 +3,10 @@
 A group of the target is moved forward only, and only while it has no consumer there: after a fail-over its own progress counts. A group
 that the target does not know is created there.
 
-A place in an ordered subject of the target is a time, since routes differ. The mirror's clock, minus `CLOCKS_MS`, stands for the note: the
-clocks of the mirror and of the target's brokers may differ by so much. What came within that time is delivered again. A time moves a group
-on all partitions, so the group is moved only if it goes back on none.
+A place in an ordered subject of the target is a time, since routes differ: the time at which the target's brokers stored the first message
+behind the note's ends, so that no message behind the ends was stored earlier. The mirror's own clock plays no part. `CLOCKS_MS` is
+subtracted for messages that arrive while the group is moved: the clocks of the target's brokers may differ by so much. What came within that
+time is delivered again. A time moves a group on all partitions, so the group is moved only if it goes back on none.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class MirroredGroups:
         moved = dict(record.moved)
         for group, done in (await self._progress(record.notes[-1])).items():
             note = newest_done(record.notes, done)
-            if note is None or moved.get(group, 0) >= note.time_ms:
+            if note is None or moved.get(group) == note.time_ms:
                 continue
             if await (self._move_ordered(group, note) if self._is_ordered else self._move_plain(group, note)):
                 self.moves += 1
@@ -167,7 +168,7 @@ class MirroredGroups:
 
     async def _move_ordered(self, group: str, note: MirrorNote) -> bool:
         """False: it has consumers, or is further on some partition."""
-        time_ms = max(note.time_ms - CLOCKS_MS, 1)
+        time_ms = max(await self._stored_ms(note) - CLOCKS_MS, 1)
         places, ends = await self._places(time_ms - VERSIONS_MS), await self._places(_LAST_MS)
         described = await self._target.metadata.describe_route(self._subject)
         if described.silent_groups:
@@ -179,6 +180,13 @@ class MirroredGroups:
             return False
         await self._target.metadata.reset_group(self._subject, group, time_ms=time_ms)
         return True
+
+    async def _stored_ms(self, note: MirrorNote) -> int:
+        """When the target stored its first message behind the note's ends; if it has none there, its last message."""
+        behind = await anext(self._target.browse(self._subject, positions=note.ends), None)
+        if behind is not None:
+            return behind.append_time_ms
+        return max([each.append_time_ms async for each in self._target.browse(self._subject, last=1)], default=0)
 
     async def _places(self, time_ms: int) -> Done:
         found = await self._target.metadata.find_time(self._subject, max(time_ms, 1))

@@ -27,7 +27,7 @@ RECENT_NOTES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class MirrorNote:
-    """`time_ms`: the mirror's clock when the note was made."""
+    """`time_ms`: the mirror's clock when the note was made, which may be wrong: it names the note, and no place is found by it."""
 
     mark: Places
     ends: Places

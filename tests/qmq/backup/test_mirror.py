@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from live_cluster import LiveCluster
 
 import qmq
 from qmq.cli.mirroring.cluster_mirror import ClusterMirror
+from qmq.cli.mirroring.mirror_groups import MirroredGroups
 from qmq.cli.mirroring.mirror_notes import MirrorNote, MirrorRecord, newest_done, with_note
+from qmq.cli.mirroring.mirror_subject import read_record
 from qmq.errors import DeadlineExceeded, InvalidArgument, NotConnected
 from qmq.limits import KIB
 from qmq.model import Order, SubjectConfig
@@ -130,6 +133,46 @@ async def test_a_group_that_is_further_in_the_target_is_not_moved_back(cluster: 
         await caught_up(found)
         found.close()
         assert await taken(there, "once", 1) == [b"new"]
+
+
+YEAR_MS = 365 * 86_400_000
+
+
+async def test_no_clock_of_a_mirror_moves_a_group_past_unread_messages(
+    cluster: LiveCluster, second: LiveCluster, history: History, tmp_path: Path
+) -> None:
+    async with cluster.client() as here, second.client() as there:
+        await history.create_subjects(here)
+        found = ClusterMirror(here, there, "east", "west", [".*"], tmp_path, moves_groups=False)
+        await history.send(here, 5)
+        await caught_up(found)
+        assert len(await rest(here, ORDERED, GROUP)) == 5 * len(KEYS)
+        first = read_record(tmp_path, ORDERED).notes[-1]
+        await history.send(here, 3)
+        await caught_up(found)
+        found.close()
+        groups = MirroredGroups(here, there, ORDERED, is_ordered=True)
+        ahead = MirrorRecord((replace(first, time_ms=first.time_ms + YEAR_MS),))
+        await groups.move(ahead)
+        unread = {key: mine[5:] for key, mine in history.ordered.items()}
+        got = await rest(there, ORDERED, GROUP)
+        assert {body for _, body in got} >= {body for mine in unread.values() for body in mine}
+
+
+async def test_a_mirror_whose_clock_was_ahead_and_is_right_again_still_moves_groups(
+    cluster: LiveCluster, second: LiveCluster, history: History, tmp_path: Path
+) -> None:
+    async with cluster.client() as here, second.client() as there:
+        await history.create_subjects(here)
+        found = ClusterMirror(here, there, "east", "west", [PLAIN], tmp_path, moves_groups=False)
+        await history.send(here, 5)
+        await caught_up(found)
+        assert len(await rest(here, PLAIN, GROUP)) == 5
+        found.close()
+        record = read_record(tmp_path, PLAIN)
+        moved = {GROUP: record.notes[-1].time_ms + YEAR_MS}
+        await MirroredGroups(here, there, PLAIN, is_ordered=False).move(replace(record, moved=moved))
+        assert await rest(there, PLAIN, GROUP) == []
 
 
 async def taken(mq: qmq.Client, subject: str, count: int) -> list[bytes]:
