@@ -5,8 +5,8 @@ that the target does not know is created there.
 
 A place in an ordered subject of the target is a time, since routes differ: the time at which the target's brokers stored the first message
 behind the note's ends, so that no message behind the ends was stored earlier. The mirror's own clock plays no part. `CLOCKS_MS` is
-subtracted for messages that arrive while the group is moved: the clocks of the target's brokers may differ by so much. What came within that
-time is delivered again. A time moves a group on all partitions, so the group is moved only if it goes back on none.
+subtracted for messages that arrive while the group is moved: the clocks of the target's brokers may differ by so much. What came within
+that time is delivered again. A time moves a group on all partitions, so the group is moved only if it goes back on none.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ Done = dict[tuple[str, int], float]
 
 CLOCKS_MS: Final = 60_000
 VERSIONS_MS: Final = 10_000
-"""A reset to a time may begin earlier by so much: the target's metaserver chooses the version by its own clock, whose difference from its
-brokers' clocks it allows for.
+"""A reset to a time may begin earlier by so much: it reads partitions that came with a later version from their beginning, and older
+metaservers choose the version by their own clocks.
 """
 JOIN_S: Final = 30.0
 LEASE_MS: Final = 10_000

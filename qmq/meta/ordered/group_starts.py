@@ -5,7 +5,8 @@
     latest           a new group: from the latest version, from its end        the partitions of that version
     reset:earliest   from version 1, from the beginning                        all partitions of all versions
     reset:latest     from the latest version, from its end                     all partitions of all versions
-    reset:TIME_MS    from the version of that time, from that time             all partitions of all versions
+    reset:TIME_MS    from the first version with a partition that has later    all partitions of all versions
+                     messages, from that time
     unpark:ID        unchanged, except for the logical partition of one key    none
     delete           nothing: the group is being deleted (group_deletion.py)   all brokers, to delete the group's progress
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from qmq_ordering.route import Change, Phase, Route
+from qmq_ordering.route import Route
 
 from qmq.errors import InvalidArgument
 from qmq.proto.v1 import control_pb2 as control
@@ -29,11 +30,6 @@ LATEST: Final = "latest"
 UNPARK: Final = "unpark:"
 DELETE: Final = "delete"
 _RESET: Final = "reset:"
-
-CLOCKS_APART_MS: Final = 5_000
-"""The largest difference between a metaserver's clock, which dates routes, and the brokers' clocks, which date messages. For a time less
-than this after a version was published, the version before is used: a few messages are then read twice.
-"""
 
 
 class Start(NamedTuple):
@@ -86,14 +82,15 @@ class Start(NamedTuple):
         """True if only the metaserver that began the move should continue it, unless that metaserver has stopped."""
         return self.moves or self.text.startswith(UNPARK)
 
-    def version(self, latest: int, changes: Mapping[int, Change]) -> int:
-        """The version at which a reset begins."""
+    def version(self, routes: Mapping[int, Route], last_append_ms: Mapping[int, int]) -> int:
+        """The version at which a reset begins. `routes`: all versions. `last_append_ms`: by partition, when its broker stored its last
+        message. The dates of the versions are those of a metaserver's clock, which may be wrong: a version chosen by them could lie
+        behind messages that were stored since.
+        """
         if self._where in (EARLIEST, LATEST):
-            return 1 if self._where == EARLIEST else latest
-        wanted_ms = int(self._where) - CLOCKS_APART_MS
-        published = Phase.PUBLISHED.value
-        dated = {version: change.times_ms[published] for version, change in changes.items() if published in change.times_ms}
-        return max([1, *(version for version, at_ms in dated.items() if version <= latest and at_ms <= wanted_ms)])
+            return 1 if self._where == EARLIEST else max(routes)
+        newest = {part.number: version for version, route in sorted(routes.items()) for part in route.partitions}
+        return min((newest[number] for number, at_ms in last_append_ms.items() if at_ms >= int(self._where)), default=max(routes))
 
     def places(self, routes: Mapping[int, Route], first: int) -> dict[int, control.LanePlace]:
         """The starts for brokers by partition. `routes`: all versions; the group reads those from `first` on."""

@@ -244,11 +244,12 @@ class OrderedService:
         start = Start.of_reset(request)
         pair = (config.name, check_name("group", request.group))
         await self._controller.records.record(*pair)
-        before = await self._positions(pair, state)
-        record = await self._controller.placing.reset(*pair, start, start.version(state.latest, state.changes))
+        before = await self._positions(*pair, state)
+        appended = {each.partition: each.last_append_ms for each in (await self._positions(config.name, "", state)).values()}
+        record = await self._controller.placing.reset(*pair, start, start.version(state.routes, appended))
         await self._view.read_back(group_record_key(*pair))
         self._controller.poke(pair)
-        after = await self._positions(pair, state)
+        after = await self._positions(*pair, state)
         reads = {part.number for version, route in state.routes.items() if version >= record.frontier.version for part in route.partitions}
         moved = [_moved(before.get(number, found), found) for number, found in sorted(after.items()) if number in reads]
         return control.ResetGroupResponse(moved=moved)
@@ -262,8 +263,9 @@ class OrderedService:
         await self._view.read_back()
         return control.DeleteGroupResponse(queues=partitions)
 
-    async def _positions(self, pair: tuple[str, str], state: OrderedState) -> dict[int, control.PartitionStatus]:
-        asked = control.DescribeLanesRequest(subject=pair[0], group=pair[1])
+    async def _positions(self, subject: str, group: str, state: OrderedState) -> dict[int, control.PartitionStatus]:
+        """All partitions of all versions that brokers know; with a group, those of the brokers that know the group."""
+        asked = control.DescribeLanesRequest(subject=subject, group=group)
         answers = await self._brokers.ask_masters(state.broker_groups, "DescribeLanes", asked, absent=(UnknownSubject, UnknownGroup))
         answers.require_all("")
         return {each.partition: each for answer in answers.found.values() for each in answer.partitions}

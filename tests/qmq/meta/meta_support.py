@@ -13,6 +13,7 @@ from qmq_coordination.replica_registration import Registration
 from qmq_coordination.view import ClusterView
 from qmq_replication.replica_membership import ReplicaMembership
 
+from qmq.clock import Clock
 from qmq.errors import InvalidArgument, MessageNotFound, NotMaster, UnknownGroup
 from qmq.meta.meta_server import MetaConfig, MetaServer
 from qmq.proto.v1 import control_pb2 as control
@@ -134,11 +135,11 @@ class Caller:
 
 
 @asynccontextmanager
-async def metaserver(store: CoordinationStore, **options: Any) -> AsyncIterator[tuple[Caller, ClusterView]]:
+async def metaserver(store: CoordinationStore, clock: Clock | None = None, **options: Any) -> AsyncIterator[tuple[Caller, ClusterView]]:
     """A metaserver on a store, with a client."""
     view = ClusterView(store, relist_s=0.3, probe_s=0.05)
     await view.start()
-    server = MetaServer(store, view, MetaConfig("127.0.0.1", 0, **options))
+    server = MetaServer(store, view, MetaConfig("127.0.0.1", 0, **options), clock=clock)
     await server.start()
     caller = Caller(server.address)
     try:

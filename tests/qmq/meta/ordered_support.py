@@ -44,6 +44,7 @@ class Lanes:
 
     range: LpRange
     next_sequence: int = 0
+    last_append_ms: int = 0
     sealed_by: str = ""
     done: dict[str, list[list[int]]] = field(default_factory=dict)
     """By group: [first, end, done_before]."""
@@ -99,7 +100,8 @@ class Brokers:
 
     def _status(self, number: int, broker_group: str, group: str) -> control.PartitionStatus:
         part = self.parts[number]
-        found = control.PartitionStatus(partition=number, broker_group=broker_group, next_sequence=part.next_sequence)
+        found = control.PartitionStatus(partition=number, broker_group=broker_group)
+        found.next_sequence, found.last_append_ms = part.next_sequence, part.last_append_ms
         if part.sealed_by:
             found.sealed_at = part.sealed_at
         rows = [[part.range.first, part.range.end, part.next_sequence]] if part.is_forgotten else part.done.get(group, [])

@@ -20,7 +20,7 @@ from qmq_ordering.route import LpRange, Route
 
 from qmq.errors import InvalidArgument, LaneNotOpen, NotConnected, UnknownGroup
 from qmq.meta.ordered.group_rounds import RoundOutcome
-from qmq.meta.ordered.group_starts import CLOCKS_APART_MS, Start
+from qmq.meta.ordered.group_starts import Start
 from qmq.meta.ordered.lane_progress import mark_passed
 from qmq.proto.v1 import control_pb2 as control
 
@@ -513,8 +513,9 @@ def placed(world: Grouped) -> dict[int, str]:
         ("reset:earliest", 1, {1: "earliest", 2: "earliest", 3: "earliest", 4: "earliest"}),
         ("reset:latest", 3, {1: "latest", 2: "latest", 3: "latest", 4: "latest"}),
         ("reset:1", 1, {1: "time_ms", 2: "earliest", 3: "earliest", 4: "earliest"}),
-        (f"reset:{1_060_000 + CLOCKS_APART_MS}", 2, {1: "latest", 2: "time_ms", 3: "time_ms", 4: "earliest"}),
-        (f"reset:{1_060_000 + CLOCKS_APART_MS - 1}", 1, {1: "time_ms", 2: "earliest", 3: "earliest", 4: "earliest"}),
+        ("reset:1001", 2, {1: "latest", 2: "time_ms", 3: "time_ms", 4: "earliest"}),
+        ("reset:1000", 1, {1: "time_ms", 2: "earliest", 3: "earliest", 4: "earliest"}),
+        ("reset:2001", 3, {1: "latest", 2: "time_ms", 3: "latest", 4: "time_ms"}),
         ("reset:9999999", 3, {1: "latest", 2: "time_ms", 3: "latest", 4: "time_ms"}),
     ],
 )
@@ -524,7 +525,7 @@ async def test_hazard_18_a_reset_names_a_version_its_places_and_later_begins(
     await three_versions(world)
     state = await world.state()
     found = Start.parse(start)
-    assert found.version(state.latest, state.changes) == version
+    assert found.version(state.routes, {1: 1000, 3: 2000, 4: 3000}) == version
     assert (await world.placing().reset(SUBJECT, "g", found, version)).is_ready
     assert placed(world) == places
     assert all(request.moves for request in world.brokers.placed)

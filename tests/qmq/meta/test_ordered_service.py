@@ -18,6 +18,7 @@ from qmq_ordering.algebra import move
 from qmq_ordering.frontier import GroupRecord
 from support import eventually
 
+from qmq.clock import SystemClock
 from qmq.errors import (
     DeadlineExceeded,
     InvalidArgument,
@@ -598,6 +599,23 @@ async def test_a_group_is_reset_over_all_versions_if_every_broker_answers(store:
         with pytest.raises(NotConnected, match="broker group 'b'"):
             await here.call("ResetGroup", control.ResetGroupRequest(subject="s", group="g", latest=True))
         assert (await here.describe()).groups[0].is_ready
+
+
+class ClockOf1970(SystemClock):
+    def time_ms(self) -> int:
+        return 1
+
+
+async def test_a_reset_to_a_time_trusts_no_clock_of_a_metaserver(store: CoordinationStore) -> None:
+    async with ordered(store, clock=ClockOf1970()) as here:
+        await here.create("a")
+        await here.sync("x")
+        here.lanes.append(1, 8)
+        here.lanes.part(1).last_append_ms = 5_000_000
+        await here.move(1, "b")
+        await here.sync("x")
+        await here.call("ResetGroup", control.ResetGroupRequest(subject="s", group="g", time_ms=4_000_000))
+        assert (await here.describe()).groups[0].version == 1, "messages stored since then are in the first version"
 
 
 async def test_parked_keys_are_gathered_and_put_back_at_their_partitions_master(store: CoordinationStore) -> None:
