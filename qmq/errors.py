@@ -40,7 +40,7 @@
     │   ├── Overloaded              E302  a limit of the server is reached for now
     │   ├── DiskFull                E303  the broker refuses writes until there is space again
     │   ├── Stopping                E304  the server is shutting down
-    │   ├── DeadlineExceeded        E305  no answer in time
+    │   ├── DeadlineExceeded        E305  no answer in time; `outcome` says whether the messages may be stored
     │   ├── NotMaster               E306  this replica is not the master of its group: ask a metaserver for the master
     │   ├── NoQuorum                E307  the master reaches no majority of its group
     │   ├── ReadOnly                E308  the broker group takes no messages for now (drained): send to another group
@@ -289,6 +289,10 @@ class Stopping(Unavailable):
 
 
 class DeadlineExceeded(Unavailable):
+    """Of messages that were sent: with `outcome` UNKNOWN they may be stored, or be stored for a while yet, and sending them again may store
+    them twice; with NOT_STORED they are not stored.
+    """
+
     code = 305
 
 

@@ -9,7 +9,8 @@ from typing import Protocol
 
 from qmq.broker.ordered_writes import Routing
 from qmq.broker.produce_checks import Destination
-from qmq.errors import InvalidArgument, OrderMismatch, RouteChanged, UnknownSubject
+from qmq.errors import InvalidArgument, OrderMismatch, Outcome, RouteChanged, UnknownSubject
+from qmq.log.queue import Queue
 from qmq.log.store import Store
 from qmq.model import Fencing, Order, SubjectConfig, SubjectFlush, check_name, is_dead_letters
 
@@ -49,10 +50,20 @@ class QueueDestinations:
             raise OrderMismatch(f"subject {config.name!r} is ordered: send with mq.ordered_producer, consume with mq.ordered_consumer")
         found = self._routing.partition(config.name, number)
         if found is None:
-            raise RouteChanged(f"partition {number} of {config.name!r} is not known here yet: ask the metaserver for the route")
+            raise _not_in_a_route(store.queue(config.name, number), config.name, number)
         queue = store.open_queue(config.name, number)
         awaits_flush = config.flush is SubjectFlush.SYNC
         return Destination(queue, config.body_bytes_max, found.range, config.fencing is Fencing.LEASE, awaits_flush=awaits_flush)
+
+
+def _not_in_a_route(queue: Queue | None, subject: str, number: int) -> RouteChanged:
+    """The refusal for a partition that no known route has. If it has messages, the coordination store was put back to older routes: a batch
+    that was sent before may be in it, and a sender that asks about that batch must not read the refusal as that of a sealed partition.
+    """
+    if queue is None or queue.is_blank:
+        return RouteChanged(f"partition {number} of {subject!r} is not known here yet: ask the metaserver for the route")
+    text = f"partition {number} of {subject!r} has messages, and no route has the partition any more: see `qmq doctor`"
+    return RouteChanged(text, outcome=Outcome.UNKNOWN)
 
 
 class BrokerSubjects:

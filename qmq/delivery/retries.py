@@ -43,15 +43,17 @@ def is_worth_another_try(failure: QmqError) -> bool:
 
 
 def final(failure: QmqError | None, batch: InFlightBatch) -> QmqError:
-    """The error of a batch that failed. If a try is unanswered, the outcome is unknown, for any last refusal."""
+    """The error of a batch that failed. If a try is unanswered, the outcome is unknown, for any last refusal, and the text says so."""
     outcome = Outcome.UNKNOWN if batch.is_uncertain else Outcome.NOT_STORED
     if failure is None or isinstance(failure, Unavailable):
         last = failure or "there was no room at any broker group"
-        error = DeadlineExceeded(f"not stored in time after {batch.attempts} tries; the last: {last}", outcome=outcome)
+        said = "it is not known whether the messages are stored: no answer in time" if batch.is_uncertain else "not stored in time"
+        error = DeadlineExceeded(f"{said} after {batch.attempts} tries; the last: {last}", outcome=outcome)
         error.__cause__ = failure
         return error
     if batch.is_uncertain and failure.outcome is Outcome.NOT_STORED:
-        code, failure = failure.code, type(failure)(failure.message, outcome=outcome)
+        said = f"it is not known whether an earlier try stored the messages; the last was refused: {failure.message}"
+        code, failure = failure.code, type(failure)(said, outcome=outcome)
         failure.code = code
     return failure
 

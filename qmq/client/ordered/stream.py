@@ -186,7 +186,10 @@ class Stream(InFlightWindow[OrderedBatch]):
     def _too_late(self, batch: OrderedBatch, first: OrderedBatch) -> QmqError:
         if batch is first:
             return final(self._reason(batch), batch)
-        text = f"partition {self.partition.number} did not store an earlier message in time, and none overtakes it; {self._reason(first)}"
+        said = "it is not known whether the messages are stored" if batch.is_uncertain else "not stored"
+        text = (
+            f"{said}: partition {self.partition.number} confirmed no earlier message in time, and none overtakes it; {self._reason(first)}"
+        )
         return DeadlineExceeded(text, outcome=Outcome.UNKNOWN if batch.is_uncertain else Outcome.NOT_STORED)
 
     def _reason(self, batch: OrderedBatch) -> QmqError:

@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support import ManualClock
+from support import ManualClock, intake
 
 from qmq.broker.destinations import BrokerSubjects, QueueDestinations
 from qmq.broker.ordered_writes import NoRouting
-from qmq.errors import UnknownSubject
+from qmq.errors import Outcome, RouteChanged, UnknownSubject
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
-from qmq.model import SubjectConfig
+from qmq.model import Order, SubjectConfig
 
 
 class Known:
@@ -58,6 +58,19 @@ def test_a_deleted_subject_is_unknown_at_once(subjects: BrokerSubjects, known: K
     subjects.forget(["a"])
     with pytest.raises(UnknownSubject):
         subjects.find_queue(b"a", 0)
+
+
+def test_a_partition_that_lost_its_route_does_not_deny_what_it_stores(tmp_path: Path) -> None:
+    """The coordination store was put back to routes from before the partition."""
+    store = open_store(tmp_path, LogConfig(), ManualClock())
+    config = SubjectConfig("o", order=Order.STRICT, logical_partitions=16)
+    subjects = BrokerSubjects(store, {"o": config}.get, QueueDestinations(NoRouting()), has_consumers=True)
+    store.append([intake(store.open_queue("o", 2), [b"x"])])
+    for partition, outcome in ((2, Outcome.UNKNOWN), (3, Outcome.NOT_STORED)):
+        with pytest.raises(RouteChanged) as refused:
+            subjects.find_queue(b"o", partition)
+        assert refused.value.outcome is outcome
+    store.close()
 
 
 def test_without_names_all_subjects_are_looked_up_again(subjects: BrokerSubjects, known: Known) -> None:

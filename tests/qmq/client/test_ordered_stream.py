@@ -523,6 +523,28 @@ def test_a_refusal_before_the_change_decides_no_batch_that_may_be_stored() -> No
     assert 1 not in world.partitioner.partitions
 
 
+def test_a_late_batch_says_not_stored_only_if_no_try_may_have_stored_it() -> None:
+    world = World()
+    world.connect(1)
+    lost, behind, sure = world.send(0), world.send(0), world.send(4)
+    for sent in in_flight(world, 1):
+        world.partitions[1].take(sent[0].producer_id, sent[0].number, sent[0])
+    world.lose(1, world.wires[1][-1])
+    world.connect(1)
+    world.pump()
+    answer(world, 1, in_flight(world, 1)[0], RouteChanged("no route has the partition any more", outcome=Outcome.UNKNOWN))
+    world.tick(TIMEOUT_S)
+    for each in (lost, behind):
+        failure = each.ticket.decided
+        assert isinstance(failure, DeadlineExceeded)
+        assert failure.outcome is Outcome.UNKNOWN
+        assert failure.message.startswith("it is not known whether the messages are stored")
+    failure = sure.ticket.decided
+    assert isinstance(failure, DeadlineExceeded)
+    assert failure.outcome is Outcome.NOT_STORED
+    assert failure.message.startswith("not stored")
+
+
 @pytest.mark.parametrize("unknown", ["resend", "fail"])
 def test_a_fenced_partition_is_asked_for_a_second_and_no_longer(unknown: str) -> None:
     world = World(unknown)
