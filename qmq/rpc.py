@@ -132,7 +132,8 @@ def is_from_wrong_server(failure: grpc.RpcError) -> bool:
     return (CODE, str(WrongServer.code)) in [(key, value) for key, value in failure.trailing_metadata() or ()]
 
 
-_REASON: Final = re.compile(r"OPENSSL_internal:([A-Z0-9_]+)")
+_REASON: Final = re.compile(r"OPENSSL_internal:([A-Z0-9_]+(?:: [a-z][^:\n]*)?)|(Hostname Verification Check failed)")
+"""gRPC's texts for a server that TLS does not accept, with the reason of a certificate that is not trusted."""
 
 
 _NEVER_SENT: Final = ("failed to connect", "connection refused", "handshake failed", "channel closed")
@@ -143,14 +144,17 @@ _UNRESOLVED: Final = ("errors resolving", "dns resolution", "hostname lookup", "
 
 def _unreachable(details: str, address: str) -> QmqError:
     """The error for a call that had no connection, or lost it. In the second case the server may have executed the call."""
-    if "handshake failed" in details.lower():
-        reason = _REASON.search(details)
-        return tls_failed(address, reason[1] if reason is not None else details)
+    reason = _REASON.search(details)
+    if reason is not None or "handshake failed" in details.lower():
+        return tls_failed(address, details if reason is None else reason[1] or reason[2])
     if any(each in details.lower() for each in _UNRESOLVED):
         return NameUnresolved.of(address, "DNS has no address for it, or does not answer: is the name right?")
     where = "is `qmq dev` running there, or `qmq meta`, `qmq broker`?"
     if "reset by peer" in details or "Socket closed" in details:
-        where = "it ends the connection. Does it ask for TLS (QMQ_TLS_CA, QMQ_TLS_CERT, QMQ_TLS_KEY)?"
+        where = (
+            "it ends the connection. Does it ask for TLS (QMQ_TLS_CA), or for another certificate (QMQ_TLS_CERT, QMQ_TLS_KEY: signed by"
+            " a CA that it trusts, and valid now)?"
+        )
     outcome = Outcome.NOT_STORED if any(each in details.lower() for each in _NEVER_SENT) else Outcome.UNKNOWN
     return NotConnected(f"no metaserver or broker answers at {address}: {where}", outcome=outcome)
 

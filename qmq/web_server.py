@@ -51,7 +51,7 @@ class ServedCertificate:
     def __init__(self, cert: Path, key: Path) -> None:
         """Raises InvalidArgument if the files cannot be used."""
         self._cert, self._key = cert, key
-        self._read = self._content()
+        self._read = self._seen = self._content()
         self._version = 1
         try:
             self._context = self._loaded()
@@ -81,10 +81,11 @@ class ServedCertificate:
         return self._context
 
     def look(self) -> None:
-        """Use the files if they changed. Files that do not fit each other, because only one was replaced so far, are looked at again."""
+        """Use the files if they changed. Files that cannot be used, as when only one of them was replaced so far, are logged once."""
         found = self._content()
-        if found is None or found == self._read:
+        if found is None or found in (self._read, self._seen):
             return
+        self._seen = found
         try:
             self._context = self._loaded()
         except (OSError, ssl.SSLError) as cause:

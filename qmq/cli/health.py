@@ -76,7 +76,7 @@ def _asked(address: str, tls: Tls | None) -> str:
     plain = http.client.HTTPConnection(host, place.port, timeout=HEALTH_S)
     if tls is None:
         return _answer(plain, address)
-    from qmq.security.tls import Credentials
+    from qmq.security.tls import Credentials, ended_unheard
 
     encrypted = http.client.HTTPSConnection(host, place.port, timeout=HEALTH_S, context=Credentials(tls).client_context())
     if is_local(host):
@@ -84,7 +84,12 @@ def _asked(address: str, tls: Tls | None) -> str:
             return _answer(plain, address)
         except _NoHttp:
             pass
-    return _answer(encrypted, address)
+    try:
+        return _answer(encrypted, address)
+    except _NoHttp as failure:
+        if isinstance(failure.__cause__, ConnectionResetError):
+            raise ended_unheard(address, tls) from failure
+        raise
 
 
 class _NoHttp(NotConnected):

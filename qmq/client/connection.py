@@ -31,7 +31,7 @@ from qmq.errors import (
     QmqError,
 )
 from qmq.network import NETWORK, Network
-from qmq.security.tls import tls_failed
+from qmq.security.tls import ended_unheard, tls_failed
 from qmq.server_name import ANY_SERVER, ServerName
 from qmq.token_source import TokenSource, no_token
 from qmq.wire import frame as frames
@@ -126,6 +126,11 @@ class Connection:
     def is_open(self) -> bool:
         """Whether requests can be sent."""
         return self.stream.is_open and self._cause is None
+
+    @property
+    def has_heard(self) -> bool:
+        """Whether the server has sent a frame."""
+        return self._heard_s > 0
 
     def request(self, kind: int, on_answer: OnAnswer, *buffers: bytes, timeout_s: float, deadline_ms: int = 0) -> None:
         """Send a request at the end of this round, or earlier with many others; `on_answer` is called once, later."""
@@ -309,8 +314,8 @@ async def connect(
     loop_round: LoopRound | None = None,
     server: ServerName = ANY_SERVER,
 ) -> Connection:
-    """Open a connection to a server and say HELLO. Raises NotConnected, NameUnresolved, WrongServer, ProtocolViolation; InvalidName and
-    InvalidArgument because of `client`.
+    """Open a connection to a server and say HELLO. Raises NotConnected, NameUnresolved, TlsFailed, WrongServer, ProtocolViolation;
+    InvalidName and InvalidArgument because of `client`.
     """
     connection = Connection(address, gone_s, reauth_s, loop_round)
     try:
@@ -318,7 +323,7 @@ async def connect(
             await _reach(address, connection, network)
             token = network.token_for(address)
             hello = wire.Hello(wire.PROTOCOL_VERSION, client, token, server.pack()).pack()
-            answer = await connection.call(FrameKind.HELLO, hello, timeout_s=CONNECT_TIMEOUT_S)
+            answer = await _answered(connection, hello, network)
             welcome = wire.Welcome.unpack(answer.payload)
             ServerName(replica=welcome.broker).require(server)  # release 0.2.0 does not check whom a HELLO means
     except ssl.SSLError as cause:
@@ -336,6 +341,16 @@ async def connect(
     connection.inflight_bytes_max = welcome.inflight_bytes_max
     connection.start_sweeping(lambda: network.token_for(address), token)
     return connection
+
+
+async def _answered(connection: Connection, hello: bytes, network: Network) -> Frame:
+    """The answer to HELLO. Raises as `Connection.call`, TlsFailed."""
+    try:
+        return await connection.call(FrameKind.HELLO, hello, timeout_s=CONNECT_TIMEOUT_S)
+    except NotConnected as cause:
+        if connection.has_heard:
+            raise
+        raise ended_unheard(connection.address, None if network.credentials is None else network.credentials.files) from cause
 
 
 async def _reach(address: str, connection: Connection, network: Network) -> None:

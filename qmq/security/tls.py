@@ -14,6 +14,7 @@ the one to which the connection was opened.
 from __future__ import annotations
 
 import logging
+import re
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from qmq.errors import InvalidArgument, TlsFailed
+from qmq.errors import InvalidArgument, NotConnected, QmqError, TlsFailed
 from qmq.security.contexts import environment_of
 
 if TYPE_CHECKING:
@@ -186,8 +187,43 @@ class Credentials:
 
 
 def tls_failed(address: str, reason: object) -> TlsFailed:
-    """The error for a connection that failed because of TLS."""
-    return TlsFailed(
-        f"no TLS with {address}: {reason}. Does {CA_VARIABLE} name the CA that signed the server's certificate, is the server's name"
-        " in that certificate, and does the server speak TLS?"
-    )
+    """The error for a connection that failed because of TLS, with what to do about this reason."""
+    return TlsFailed(f"no TLS with {address}: {reason}. {_what_to_do(str(reason))}")
+
+
+def _what_to_do(reason: str) -> str:
+    return next((advice for sign, advice in _ADVICE if sign.search(reason)), _ASK_ALL)
+
+
+_ADVICE: Final = (
+    (
+        re.compile("has expired|not yet valid"),
+        "The server's certificate is not valid now: replace it (`qmq cert server`), or correct this machine's clock",
+    ),
+    (
+        re.compile("Hostname Verification|mismatch"),
+        "The server's certificate is not for this address: use a name that it has (servers: --advertise), or make one with this address"
+        " (`qmq cert server NAME --host HOST`)",
+    ),
+    (re.compile("certificate purpose"), "The server shows the certificate of a client: give it one of `qmq cert server`"),
+    (re.compile("CERTIFICATE_VERIFY_FAILED"), f"{CA_VARIABLE} must name the CA that signed the server's certificate"),
+)
+_ASK_ALL: Final = (
+    f"Does {CA_VARIABLE} name the CA that signed the server's certificate, is the server's name in that certificate, and does the server"
+    " speak TLS?"
+)
+
+
+def ended_unheard(address: str, files: Tls | None) -> QmqError:
+    """The error for a server that ended a connection before it said anything.
+
+    With TLS 1.3 a server sees its client's certificate after the client's part of the handshake, so a client whose certificate is refused
+    sees an end without a reason.
+    """
+    if files is None:
+        return NotConnected(f"{address} ended the connection before its greeting. Does it ask for TLS ({CA_VARIABLE})?")
+    if files.cert is None:
+        advice = f"does it take only clients with a certificate? {CERT_VARIABLE} and {KEY_VARIABLE} name one"
+    else:
+        advice = f"does it refuse the certificate {files.cert}? A CA that the server trusts must have signed it, and it must be valid now"
+    return TlsFailed(f"{address} ended the connection behind the handshake of TLS: {advice}")

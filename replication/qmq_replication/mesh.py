@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
 from qmq import limits
-from qmq.errors import InvalidArgument, ProtocolViolation
+from qmq.errors import InvalidArgument, ProtocolViolation, QmqError
 from qmq.invariants import InvariantBroken
 from qmq.network import NETWORK, Network
 from qmq.security.principal import CertificateNames
+from qmq.security.tls import tls_failed
 from qmq.wire import frame as frames
 from qmq.wire.frame import Frame, FrameKind
 from qmq.wire.frame_payloads import unpack_error
@@ -84,18 +86,25 @@ class Link:
                 failures = 0
                 await self._ended.wait()
                 self._on_lost(self.name)
+            except ssl.SSLError as cause:
+                failures += 1
+                self._refuse(tls_failed(self.address, cause))
             except (OSError, TimeoutError, InvalidArgument):
                 failures = 0  # reset the pause, so that a starting peer is reached soon
             except ProtocolViolation as refusal:
                 failures += 1
-                if str(refusal) != self._refusal:
-                    self._refusal = str(refusal)
-                    log.warning("replica %s at %s: %s", self.name, self.address, refusal)
+                self._refuse(refusal)
             except Exception:
                 failures += 1
                 log.exception("connecting to replica %s at %s failed: trying again", self.name, self.address)
             self._hang_up()
             await asyncio.sleep(min(RETRY_S * 2 ** min(failures, 8), RETRY_S_MAX))
+
+    def _refuse(self, refusal: QmqError) -> None:
+        """Log why there is no connection, once for each reason."""
+        if str(refusal) != self._refusal:
+            self._refusal = str(refusal)
+            log.warning("replica %s at %s: %s", self.name, self.address, refusal)
 
     async def _connect(self) -> None:
         """Raises OSError, TimeoutError, InvalidArgument, and ProtocolViolation if the other end refuses us or is another replica."""

@@ -75,6 +75,14 @@ def test_a_replaced_certificate_is_used_when_its_key_is_there(files: tuple[Path,
     assert handshake(served.server_context()) != first
 
 
+def test_files_that_cannot_be_used_are_logged_once(files: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
+    served = ServedCertificate(*files)
+    files[0].write_text("no certificate")
+    for _ in range(3):
+        served.look()
+    assert caplog.text.count("cannot be used, the old certificate stays") == 1
+
+
 def handshake(server: ssl.SSLContext) -> bytes:
     """The certificate that a server's context presents to a new connection, in memory."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -8,7 +8,7 @@ import ssl
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import cli_process
@@ -301,3 +301,33 @@ async def test_a_replica_says_nothing_to_a_server_whose_certificate_is_another_o
         await mesh.close()
         impostor.close()
         right.close()
+
+
+@pytest.mark.parametrize(
+    ("days", "said"), [(-30, "certificate has expired"), (30, "certificate is not yet valid")], ids=["expired", "not yet valid"]
+)
+async def test_a_replica_logs_once_that_a_peer_s_certificate_is_not_valid_now(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, days: int, said: str
+) -> None:
+    create_authority(tmp_path)
+    now = datetime.now(UTC) + timedelta(days=days)
+    made = issue(tmp_path, "b", "node", [HOST], now=now, days=7)
+    there = environment_with(Tls(tmp_path / "ca.pem", made.cert, made.key)).network
+    here = environment_with(papers(tmp_path, "a", "node", HOST)).network
+    dialled = list[FrameStream]()
+
+    def accept() -> FrameStream:
+        dialled.append(quiet())
+        return dialled[-1]
+
+    listener = await there.listen(HOST, 0, accept)
+    mesh = Mesh(PeerHello("g", "a"), Secret(b"s" * 32), lambda _: None, here)
+    try:
+        mesh.update({"b": f"{HOST}:{listener.port}"})
+        await eventually(lambda: len(dialled) >= 3)
+    finally:
+        await mesh.close()
+        listener.close()
+    lines = [each.getMessage() for each in caplog.records if each.name == "qmq.replication"]
+    assert len([each for each in lines if said in each]) == 1
+    assert "replace it (`qmq cert server`), or correct this machine's clock" in lines[0]

@@ -79,6 +79,7 @@ def verdict(code: grpc.StatusCode, details: str) -> CallVerdict:
 
 _OUR_DOUBT: Final = re.compile(r"CERTIFICATE_VERIFY_FAILED:? ?([a-z][^:\n]*)?|(Hostname Verification Check failed)")
 """gRPC's texts for a member's certificate that this client does not accept."""
+_OUT_OF_TIME: Final = re.compile("has expired|not yet valid")
 _ITS_DOUBT: Final = re.compile(r"ALERT_(?:BAD_CERTIFICATE|UNKNOWN_CA|UNSUPPORTED_CERTIFICATE|CERTIFICATE_[A-Z]+)")
 """The TLS alerts of a member that does not accept our certificate. The kind of alert says little: Go sends BAD_CERTIFICATE for a missing
 one.
@@ -99,6 +100,8 @@ def unanswered(
     ours = _OUR_DOUBT.search(last)
     if ours is not None and ours[2]:
         hint = "etcd's certificate is not for the address that is asked: name a host that is in it (--etcd), or put the address into it"
+    elif ours is not None and _OUT_OF_TIME.search(last) is not None:
+        hint = f"etcd's certificate is not valid now ({ours[1]}): replace it, or correct this machine's clock"
     elif ours is not None:
         hint = f"etcd's certificate is not trusted ({ours[1] or 'no reason is given'}): --etcd-ca (QMQ_ETCD_CA) must name its CA"
     elif _ITS_DOUBT.search(last) is None:

@@ -22,6 +22,7 @@ from pyspark_qmq.servers.tls_socket import TlsSocket, secured
 from qmq import limits
 from qmq.errors import DeadlineExceeded, InvalidArgument, NotConnected, Outcome, ProtocolViolation, QmqError
 from qmq.network import parse
+from qmq.security.tls import Tls, ended_unheard
 from qmq.server_name import ANY_SERVER, ServerName
 from qmq.wire import frame as frames
 from qmq.wire import frame_payloads as wire
@@ -71,7 +72,7 @@ class BlockingConnection:
     def connect(
         cls, address: str, timing: ConnectionTiming = TIMING, *, client: str = "spark", server: ServerName = ANY_SERVER
     ) -> BlockingConnection:
-        """Connect to a server and say hello. Raises NotConnected, WrongServer, ProtocolViolation."""
+        """Connect to a server and say hello. Raises NotConnected, TlsFailed, WrongServer, ProtocolViolation."""
         try:
             place = parse(address)
             host = place.host.strip("[]")
@@ -98,7 +99,7 @@ class BlockingConnection:
 
     def _greet(self, client: str) -> None:
         self.send(FrameKind.HELLO, wire.Hello(wire.PROTOCOL_VERSION, client, token_for(self.address), self.server.pack()).pack())
-        answer = self.receive()
+        answer = self._first_answer()
         if answer.kind != FrameKind.WELCOME:
             raise ProtocolViolation(
                 f"a frame of kind {answer.kind} is not an answer to HELLO: is {self.address} the data port of a broker?"
@@ -106,6 +107,15 @@ class BlockingConnection:
         welcome = wire.Welcome.unpack(answer.payload)
         ServerName(replica=welcome.broker).require(self.server)  # release 0.2.0 does not check whom a HELLO means
         self.inflight_bytes_max = welcome.inflight_bytes_max
+
+    def _first_answer(self) -> Frame:
+        """Raises what `receive` raises; TlsFailed if the connection ends before the server says anything."""
+        try:
+            return self.receive()
+        except NotConnected as failure:
+            if isinstance(failure.__cause__, OSError):
+                raise ended_unheard(self.address, Tls.from_environment()) from failure
+            raise
 
     # --- out -----------------------------------------------------------------------------------------------------------
 
