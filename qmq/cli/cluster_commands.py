@@ -173,5 +173,5 @@ def _note(replica: dict[str, Any]) -> str | Text:
     if replica["vote"] == "learner":
         return "learner"
     if not replica["is_whole"]:
-        return "[yellow]may lack entries[/]"
-    return "[yellow]not serving yet[/]" if replica["role"] == "master" and not replica["is_serving"] else ""
+        return Text("may lack entries", "yellow")
+    return Text("not serving yet", "yellow") if replica["role"] == "master" and not replica["is_serving"] else ""

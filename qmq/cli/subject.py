@@ -99,7 +99,8 @@ def create(
             await mq.metadata.create_subject(config, partitions=partitions or 0)
 
     run(_create())
-    say(f"subject {name} is there, with the order {order}", ("subject", "order"), (name, order), as_json=as_json)
+    kind = f"with the order {order}" if order else "unordered"
+    say(f"subject {name} is there, {kind}", ("subject", "order"), (name, order), as_json=as_json)
 
 
 def _flush(text: str) -> SubjectFlush:

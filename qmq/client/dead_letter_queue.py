@@ -22,9 +22,10 @@ from qmq.batch_columns import Columns
 from qmq.client.consumer import Consumer
 from qmq.client.dead_letter import Choose, DeadLetter, Edit, columns_of, letter_of, parts_of
 from qmq.client.delivery_client import DeliveryClient
-from qmq.client.message import Message, Messages
+from qmq.client.message import Message, Settler
 from qmq.client.replayed_letters import ListEnds, ReadDirected, ReplayedLetters
 from qmq.model import OPERATORS, check_name, dead_letter_subject
+from qmq.wire.settle_payloads import Verdict
 
 if TYPE_CHECKING:
     from qmq.proto.v1 import meta_pb2 as pb
@@ -80,12 +81,22 @@ class DeadLetters:
     async def show(self, messages_max: int = 100, choose: Choose = _all) -> list[DeadLetter]:
         """The oldest pending dead letters that `choose` accepts. Changes nothing. Raises NotConnected."""
         found: list[DeadLetter] = []
-        async with aclosing(self._pages()) as pages:
-            async for page in pages:
-                found += [letter for _, letter in page if choose(letter)]
+        async with aclosing(self.each(choose)) as letters:
+            async for letter in letters:
+                found.append(letter)
                 if len(found) >= messages_max:
                     break
-        return found[:messages_max]
+        return found
+
+    async def each(self, choose: Choose = _all) -> AsyncGenerator[DeadLetter, None]:
+        """All pending dead letters that `choose` accepts, as `show`, one after the other: the caller keeps what it needs of each. Close it
+        (`contextlib.aclosing`). Raises NotConnected.
+        """
+        async with aclosing(self._pages()) as pages:
+            async for page in pages:
+                for _, letter in page:
+                    if choose(letter):
+                        yield letter
 
     async def replay(
         self,
@@ -150,15 +161,16 @@ class DeadLetters:
             self.subject, OPERATORS, ack="explicit", prefetch=limits.CONSUMER_UNACKED_MAX, prefetch_bytes=limits.CONSUMER_UNACKED_BYTES_MAX
         )
         async with consumer:
-            wait, seen = FIRST_WAIT, list[Messages]()
+            wait, seen = FIRST_WAIT, list[tuple[Settler, int, int]]()
             try:
                 while left > 0 and (found := await consumer.pull(PAGE, wait)):  # empty: another consumer holds the rest
-                    seen.append(found)
+                    seen += [(each.settler, each.pull, each.pull + each.count - 1) for each in found.slices]  # without the bodies
                     wait, left = WAIT, left - len(found)
                     yield [(message, letter_of(message)) for message in found]
+                    del found
             finally:
-                for each in seen:
-                    each.release()
+                for settler, first, last in seen:
+                    settler.settle(first, last, Verdict.RELEASE)
 
 
 async def _not_done(part: Sequence[tuple[Message, DeadLetter]], done_before: DoneBefore) -> list[tuple[Message, DeadLetter]]:

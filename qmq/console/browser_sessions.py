@@ -29,8 +29,18 @@ SESSIONS_EACH_MAX: Final = 50
 
 
 @dataclass(slots=True, eq=False)
+class ProxyToken:
+    """The last token that a proxy showed for a session; proxies renew tokens. A call returns it."""
+
+    text: str = field(repr=False)
+
+    def __call__(self) -> str:
+        return self.text
+
+
+@dataclass(slots=True, eq=False)
 class BrowserSession:
-    """One browser. `token` is None if the session acts with the console's own credentials."""
+    """One browser. `token` is None if the session acts with the console's own credentials, or with a token that changes."""
 
     id: str
     csrf: str
@@ -40,8 +50,10 @@ class BrowserSession:
     seen_s: float
     shown: ShownToken | None = None
     """In the login mode "oidc": the token, which the console renews."""
+    proxied: ProxyToken | None = None
+    """In the login mode "proxy": the token, which the proxy renews."""
     principal: str = ""
-    """Whose session it is; "" for the console's own credentials, and behind a proxy."""
+    """Whose session it is; "" for the console's own credentials."""
     notes: list[str] = field(default_factory=list)
     """Notes that the next page shows once."""
 
@@ -62,10 +74,17 @@ class Sessions:
         self._monotonic_s, self._make_secret = monotonic_s, make_secret
         self._by_id: dict[str, BrowserSession] = {}
 
-    def open(self, token: str | None, caller: ConsoleCaller, shown: ShownToken | None = None, principal: str = "") -> BrowserSession:
+    def open(
+        self,
+        token: str | None,
+        caller: ConsoleCaller,
+        shown: ShownToken | None = None,
+        principal: str = "",
+        proxied: ProxyToken | None = None,
+    ) -> BrowserSession:
         """Open a session."""
         now_s = self._monotonic_s()
-        made = BrowserSession(self._make_secret(), self._make_secret(), token, caller, now_s, now_s, shown, principal=principal)
+        made = BrowserSession(self._make_secret(), self._make_secret(), token, caller, now_s, now_s, shown, proxied, principal)
         self._by_id[made.id] = made
         return made
 

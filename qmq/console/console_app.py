@@ -27,10 +27,10 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from qmq.console import cluster_page, dead_letter_pages, delay_page, lanes_page, message_page, overview_page, route_page, subject_pages
-from qmq.console.browser_sessions import BrowserSession, Sessions
+from qmq.console.browser_sessions import BrowserSession, ProxyToken, Sessions
 from qmq.console.caller import ConsoleCaller
 from qmq.console.console_config import ConsoleConfig, LoginMode
-from qmq.console.console_guard import ConsoleGuard
+from qmq.console.console_guard import ConsoleGuard, named_by_port
 from qmq.console.page import ConsolePage, RefusedRequest, Show, rendered, status_of_failure, templates, wording_of
 from qmq.errors import NotAuthenticated, QmqError, QuotaExceeded, Unavailable
 from qmq.security.client_tokens import check as check_token
@@ -134,7 +134,7 @@ class ConsoleSite:
                 if is_act and not self.config.is_writable:
                     raise RefusedRequest(HTTPStatus.FORBIDDEN, words("refused.read_only"))
                 answered = await show(ConsolePage(request, session, self.config, self._environment, self._wall_s))
-                return self._known(answered, session) if self.config.login is LoginMode.PROXY else answered
+                return self._known(request, answered, session) if self.config.login is LoginMode.PROXY else answered
             except RefusedRequest as refused:
                 return self._failure(request, refused.status, refused.text)
             except NotAuthenticated as failure:
@@ -164,7 +164,7 @@ class ConsoleSite:
 
     async def _session(self, request: Request) -> BrowserSession | None:
         await self._forget()
-        found = self.sessions.find(request.cookies.get(COOKIE, ""))
+        found = self.sessions.find(request.cookies.get(cookie_of(request), ""))
         if found is not None and self.oidc is not None and not await self.oidc.keeps(found):
             await self._end(found)
             return None
@@ -173,9 +173,29 @@ class ConsoleSite:
         token = request.headers.get(self.config.token_header, "").removeprefix("Bearer ")
         if not token or request.client is None or request.client.host not in self.config.proxies:
             return None
-        if found is None or found.token != token:
-            found = self.sessions.open(token, self._caller(check_token(token, self.config.token_header)))
-        return found
+        if found is not None and found.proxied is not None and hmac.compare_digest(found.proxied.text.encode(), token.encode()):
+            return found
+        return await self._proxied(found, ProxyToken(check_token(token, self.config.token_header)))
+
+    async def _proxied(self, found: BrowserSession | None, token: ProxyToken) -> BrowserSession:
+        """The session of a token that is new here. Raises NotAuthenticated, NotConnected.
+
+        A proxy renews a person's token: then the session, its forms and its jobs continue, with the new one. Another person's token ends
+        the session.
+        """
+        caller = self._caller(token)
+        try:
+            principal = await caller.principal()
+            if found is not None and found.proxied is not None and found.principal == principal:
+                await caller.close()
+                found.proxied.text = token.text
+                return found
+            if found is not None:
+                await self._end(found)
+        except BaseException:
+            await caller.close()
+            raise
+        return self.sessions.open(None, caller, principal=principal, proxied=token)
 
     async def _end(self, session: BrowserSession) -> None:
         self.sessions.close(session)
@@ -197,11 +217,11 @@ class ConsoleSite:
             self._own = ConsoleCaller(self._make_client(None), self._monotonic_s, self._wall_s)
         return self._own
 
-    def _admit(self, session: BrowserSession, target: str) -> Response:
-        return self._known(RedirectResponse(target, HTTPStatus.SEE_OTHER), session)
+    def _admit(self, request: Request, session: BrowserSession, target: str) -> Response:
+        return self._known(request, RedirectResponse(target, HTTPStatus.SEE_OTHER), session)
 
-    def _known(self, answer: Response, session: BrowserSession) -> Response:
-        answer.set_cookie(COOKIE, session.id, httponly=True, samesite="strict", secure=self.config.is_https)
+    def _known(self, request: Request, answer: Response, session: BrowserSession) -> Response:
+        answer.set_cookie(cookie_of(request), session.id, httponly=True, samesite="strict", secure=self.config.is_https)
         return answer
 
     # --- logging in and out --------------------------------------------------------------------------------------------
@@ -213,11 +233,11 @@ class ConsoleSite:
         try:
             if mode is LoginMode.OWN and (key := request.query_params.get("key", "")):
                 if hmac.compare_digest(key.encode(), self.key.encode()):
-                    return self._admit(self.sessions.open(None, self._caller(None)), target)
+                    return self._admit(request, self.sessions.open(None, self._caller(None)), target)
                 raise RefusedRequest(HTTPStatus.FORBIDDEN, words("refused.key"))
             if mode is LoginMode.TOKEN and request.method == "POST":
                 attempt(request.scope)
-                return self._admit(await self._with_token(await _posted(request, "token")), target)
+                return self._admit(request, await self._with_token(await _posted(request, "token")), target)
         except RefusedRequest as refused:
             return self._login_page(request, refused.status, refused.text)
         except QuotaExceeded as failure:
@@ -236,7 +256,7 @@ class ConsoleSite:
         try:
             attempt(request.scope)
             if step == "begin":
-                return await self.oidc.begin(own_path(request.query_params.get("next", "/")))
+                return await self.oidc.begin(request, own_path(request.query_params.get("next", "/")))
             shown, target = await self.oidc.came_back(request)
             session = await self._known_to_cluster(self._caller(shown), None, shown)
         except QuotaExceeded as failure:
@@ -246,7 +266,7 @@ class ConsoleSite:
         except QmqError as failure:
             return self._login_page(request, HTTPStatus.FORBIDDEN, str(failure))
         # A page instead of a redirect: the cookie is Strict, so a browser that another site redirects here would not send it.
-        return self._known(rendered(request, self._environment, "logged_in.html", target=target), session)
+        return self._known(request, rendered(request, self._environment, "logged_in.html", target=target), session)
 
     def _login_page(self, request: Request, status: int = 200, failure: str = "") -> Response:
         begin = f"/login/begin?{urlencode({'next': own_path(request.query_params.get('next', '/'))})}"
@@ -268,12 +288,17 @@ class ConsoleSite:
         return self.sessions.open(token, caller, shown, principal)
 
     async def _logout(self, request: Request) -> Response:
-        session = self.sessions.find(request.cookies.get(COOKIE, ""))
+        session = self.sessions.find(request.cookies.get(cookie_of(request), ""))
         if session is not None and session.is_csrf(await _posted(request, "csrf")):
             await self._end(session)
         answer = RedirectResponse("/login", HTTPStatus.SEE_OTHER)
-        answer.delete_cookie(COOKIE, httponly=True, samesite="strict", secure=self.config.is_https)
+        answer.delete_cookie(cookie_of(request), httponly=True, samesite="strict", secure=self.config.is_https)
         return answer
+
+
+def cookie_of(request: Request) -> str:
+    """The name of the console's cookie in a browser. Browsers share cookies between a host's ports, so the port is part of the name."""
+    return named_by_port(COOKIE, request)
 
 
 async def _posted(request: Request, name: str) -> str:

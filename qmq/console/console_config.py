@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -12,7 +13,7 @@ from qmq.errors import InvalidArgument
 from qmq.network import is_local
 
 DEFAULT_PORT: Final = 20888
-LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
+LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 
 class LoginMode(Enum):
@@ -42,6 +43,15 @@ class MaskRule:
         if not field or "*" in subject.removesuffix("*"):
             raise InvalidArgument(f"{text!r} masks nothing: write FIELD, or SUBJECT*:FIELD")
         return cls(field, subject.removesuffix("*"))
+
+
+def plain_host(host: str) -> str:
+    """A host in the one form in which hosts are compared: lower case, an IPv6 address without brackets, as short as browsers write it."""
+    bare = host.strip("[]").lower()
+    try:
+        return str(ipaddress.ip_address(bare))
+    except ValueError:
+        return bare
 
 
 def require_safe(name: str, url: str) -> None:
@@ -104,7 +114,7 @@ class ConsoleConfig:
     def hosts(self) -> frozenset[str]:
         """The values that a request's Host header may have, without a port."""
         public = [urlsplit(self.oidc.redirect_url).hostname or ""] if self.oidc is not None else []
-        return frozenset(each.lower() for each in (*LOOPBACK, self.host, *self.names, *public))
+        return frozenset(plain_host(each) for each in (*LOOPBACK, self.host, *self.names, *public))
 
 
 def check(config: ConsoleConfig, *, is_insecure: bool) -> tuple[str, ...]:

@@ -13,10 +13,12 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from qmq.text_numbers import whole_number
+from qmq.console.console_config import plain_host
+from qmq.text_numbers import PORT_MAX, whole_number
 
 FORM_BYTES_MAX: Final = 64 * 1024
 TOO_LONG: Final = f"a form has at most {FORM_BYTES_MAX} bytes"
@@ -53,9 +55,15 @@ def refusal(method: str, headers: Headers, hosts: Iterable[str]) -> tuple[int, s
 
 
 def bare_host(host: str) -> str:
-    """A Host header without its port, in lower case."""
-    name, colon, port = host.lower().rpartition(":")
-    return name if colon and port.isdigit() else host.lower()
+    """A Host header without its port, as `plain_host` writes it."""
+    name, colon, port = host.rpartition(":")
+    return plain_host(name if colon and port.isdigit() else host)
+
+
+def named_by_port(name: str, request: Request) -> str:
+    """A cookie's name with the port that the browser asked. Browsers share cookies between all ports of a host. Pure."""
+    port = whole_number(request.headers.get("host", "").rpartition(":")[2], PORT_MAX)
+    return name if port is None else f"{name}_{port}"
 
 
 class ConsoleGuard:

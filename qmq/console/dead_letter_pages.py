@@ -6,8 +6,10 @@ restart.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
@@ -106,7 +108,7 @@ def _lines(text: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class ShownLetter:
-    """A dead letter as the page shows it."""
+    """A dead letter as the page shows it. `letter` is without what the other fields show."""
 
     letter: DeadLetter
     key: str
@@ -137,16 +139,19 @@ async def show_group_letters(page: ConsolePage) -> Response:
     group, chosen = group_of(page), LetterFilter.of(page.request.query_params)
     if not any(each.group == group for each in await page.mq.metadata.dead_letter_queues(group)):
         raise UnknownGroup(f"group {group!r} has no dead letters: `qmq dlq list` shows which groups have")
-    letters = await page.mq.dead_letters(group).show(READ_MAX, chosen.choose())
-    plan, examples, failure = ReplayPlan(), list[tuple[ShownLetter, BodyView]](), ""
+    survey, failure = LetterSurvey(page, chosen), ""
     is_planned = "plan" in page.request.query_params
     try:
-        plan = ReplayPlan.of(page.request.query_params)
-        if is_planned:
-            examples = _examples(page, letters[: plan.most or None], plan, chosen)
+        survey.plan(ReplayPlan.of(page.request.query_params), is_planned=is_planned)
     except QmqError as cause:
         failure = str(cause)
-    replayed = min(len(letters), plan.most or len(letters))
+    async with aclosing(page.mq.dead_letters(group).each(chosen.choose())) as letters:
+        async for letter in letters:
+            survey.add(letter)
+            if survey.count == READ_MAX:
+                break
+    failure, plan = failure or survey.failure, survey.planned
+    replayed = min(survey.count, plan.most or survey.count)
     return await page.render(
         "group_letters.html",
         400 if failure else 200,
@@ -154,32 +159,64 @@ async def show_group_letters(page: ConsolePage) -> Response:
         asked=chosen,
         plan=plan,
         is_planned=is_planned and not failure,
-        examples=examples,
+        examples=survey.examples,
         failure=failure,
         replayed=replayed,
         takes_ms=1000 * replayed // plan.rate if plan.rate else 0,
-        count=len(letters),
-        is_more=len(letters) == READ_MAX,
-        by_error=Counter(masked_text(each.error, masked_fields(page.config.masks, each.subject))[:200] for each in letters).most_common(10),
-        by_age=ages(letters, page.now_ms),
-        by_subject=Counter(each.subject for each in letters).most_common(10),
-        letters=[_shown(page, each) for each in letters[:SHOWN_MAX]],
+        count=survey.count,
+        is_more=survey.count == READ_MAX,
+        by_error=survey.by_error.most_common(10),
+        by_age=ages(survey.dead_ms, page.now_ms),
+        by_subject=survey.by_subject.most_common(10),
+        letters=survey.shown,
         jobs=[each for each in page.caller.jobs if each.group == group],
         replay_command="" if failure else _replay_line(group, chosen, plan),
         purge_command=command("dlq", "purge", group, **_options(chosen)),
     )
 
 
-def _examples(page: ConsolePage, letters: list[DeadLetter], plan: ReplayPlan, chosen: LetterFilter) -> list[tuple[ShownLetter, BodyView]]:
-    """The first letters, and the bodies that they would be sent with. All are edited here, to find those that cannot be.
+class LetterSurvey:
+    """What the page tells of the letters, which it gets one after the other: it keeps counts, and what it shows of the first ones."""
 
-    Raises InvalidArgument.
-    """
-    edit = plan.edit()
-    _check_edit(edit, chosen)
-    edited = [edit.of(each) for each in letters]
-    shown = zip(letters[:EXAMPLES], edited[:EXAMPLES], strict=True)
-    return [(_shown(page, old), body_view(new.body, masked_fields(page.config.masks, new.subject))) for old, new in shown]
+    def __init__(self, page: ConsolePage, chosen: LetterFilter) -> None:
+        self._page, self._chosen = page, chosen
+        self.planned = ReplayPlan()
+        self._edit: LetterEdit | None = None
+        self.count, self.failure = 0, ""
+        self.by_error, self.by_subject = Counter[str](), Counter[str]()
+        self.dead_ms = array("q")
+        self.shown = list[ShownLetter]()
+        self.examples = list[tuple[ShownLetter, BodyView]]()
+        """The first letters of a plan, and the bodies that they would be sent with."""
+
+    def plan(self, plan: ReplayPlan, *, is_planned: bool) -> None:
+        """Tell of a replay, too, if `is_planned`. Raises InvalidArgument."""
+        self.planned = plan
+        if is_planned:
+            edit = plan.edit()
+            _check_edit(edit, self._chosen)
+            self._edit = edit
+
+    def add(self, letter: DeadLetter) -> None:
+        """Count one letter. It is edited as planned, whichever it is, to find those that cannot be: `failure` has the reason."""
+        self.count += 1
+        masked = masked_fields(self._page.config.masks, letter.subject)
+        self.by_error[masked_text(letter.error, masked)[:200]] += 1
+        self.by_subject[letter.subject] += 1
+        self.dead_ms.append(letter.dead_ms)
+        shown = _shown(letter, masked) if self.count <= SHOWN_MAX else None
+        if shown is not None:
+            self.shown.append(shown)
+        if self._edit is not None and not self.failure and self.count <= (self.planned.most or READ_MAX):
+            try:
+                self._plan_one(letter, shown, self._edit)
+            except QmqError as cause:
+                self.failure = str(cause)
+
+    def _plan_one(self, letter: DeadLetter, shown: ShownLetter | None, edit: LetterEdit) -> None:
+        new = edit.of(letter)
+        if shown is not None and len(self.examples) < EXAMPLES:
+            self.examples.append((shown, body_view(new.body, masked_fields(self._page.config.masks, new.subject))))
 
 
 def _check_edit(edit: LetterEdit, chosen: LetterFilter) -> None:
@@ -196,17 +233,16 @@ def _options(chosen: LetterFilter) -> dict[str, str]:
     return {name: value.removesuffix("Z") if name == "since" else value for name, value in chosen.state().items()}
 
 
-def ages(letters: Iterable[DeadLetter], now_ms: int) -> list[tuple[str, int]]:
+def ages(dead_ms: Iterable[int], now_ms: int) -> list[tuple[str, int]]:
     """How many letters were given up within the last hour, the last day, the last week, and before. Pure."""
-    counts = Counter(next((name for name, ms in AGES if now_ms - each.dead_ms < ms), "older") for each in letters)
+    counts = Counter(next((name for name, ms in AGES if now_ms - each < ms), "older") for each in dead_ms)
     return [(name, counts[name]) for name in (*[name for name, _ in AGES], "older") if counts[name]]
 
 
-def _shown(page: ConsolePage, letter: DeadLetter) -> ShownLetter:
-    masked = masked_fields(page.config.masks, letter.subject)
+def _shown(letter: DeadLetter, masked: frozenset[str]) -> ShownLetter:
     headers = masked_headers({name: text_or_hex(value) for name, value in letter.headers.items()}, masked)
-    letter = replace(letter, error=masked_text(letter.error, masked))
-    return ShownLetter(letter, text_or_hex(letter.key or b""), headers, body_view(letter.body, masked))
+    told = replace(letter, error=masked_text(letter.error, masked), key=None, headers={}, body=b"")
+    return ShownLetter(told, text_or_hex(letter.key or b""), headers, body_view(letter.body, masked))
 
 
 async def act_on_letters(page: ConsolePage) -> Response:

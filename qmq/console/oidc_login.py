@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from qmq.console.console_guard import named_by_port
 from qmq.console.oidc import LOGIN_S, OidcFlow, ShownToken
 from qmq.errors import NotAuthenticated, QmqError
 
@@ -28,19 +29,20 @@ class OidcLogin:
         self.flow = flow
         self._is_https = is_https
 
-    async def begin(self, target: str) -> Response:
+    async def begin(self, request: Request, target: str) -> Response:
         """Redirect to the provider. Raises NotConnected, InvalidArgument."""
         addresses = await asyncio.to_thread(self.flow.addresses)
         url, browser = self.flow.begin(addresses, target)
         answer = RedirectResponse(url, HTTPStatus.SEE_OTHER)
         # Lax: the provider's site sends the browser back here.
-        answer.set_cookie(LOGIN_COOKIE, browser, max_age=int(LOGIN_S), path="/login", httponly=True, samesite="lax", secure=self._is_https)
+        name = named_by_port(LOGIN_COOKIE, request)
+        answer.set_cookie(name, browser, max_age=int(LOGIN_S), path="/login", httponly=True, samesite="lax", secure=self._is_https)
         return answer
 
     async def came_back(self, request: Request) -> tuple[ShownToken, str]:
         """Finish a login: (the person's token, the page that the person requested). Raises NotAuthenticated, NotConnected."""
         given = request.query_params
-        login = self.flow.came_back(given.get("state", ""), request.cookies.get(LOGIN_COOKIE, ""))
+        login = self.flow.came_back(given.get("state", ""), request.cookies.get(named_by_port(LOGIN_COOKIE, request), ""))
         if "code" not in given:
             said = f"{given.get('error', 'no code')} {given.get('error_description', '')}".strip()
             raise NotAuthenticated(f"the identity provider did not log you in: {said[:300]}")

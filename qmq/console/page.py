@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from qmq.console.caller import ConsoleCaller
 
 LANGUAGE_COOKIE: Final = "qmq_language"
+LIVE_HEADER: Final = "x-live"
+"""A page has it when it reads its live parts again (frontend/src/live.ts). Such an answer shows no notes: they are for a person."""
 _STATUS: Final = (
     (NotAuthenticated, HTTPStatus.UNAUTHORIZED),
     (AccessDenied, HTTPStatus.FORBIDDEN),
@@ -125,7 +127,7 @@ class ConsolePage:
         known = {
             "session": self.session,
             "principal": principal,
-            "notes": self.session.taken_notes(),
+            "notes": [] if LIVE_HEADER in self.request.headers else self.session.taken_notes(),
             "is_writable": self.config.is_writable,
         }
         return rendered(self.request, self.environment, template, status, now_ms=self.now_ms, **known, **values)

@@ -6,12 +6,15 @@ Handled letters stay handled, and the rest waits in the queue: starting the same
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
 from qmq.errors import QmqError
+
+log = logging.getLogger("qmq.console")
 
 
 @dataclass(slots=True, eq=False)
@@ -40,11 +43,13 @@ class ReplayJob:
         try:
             self.count = await work
             self.state = "done"
-        except QmqError as failure:
-            self.state, self.failure = "failed", str(failure)
         except asyncio.CancelledError:
             self.state = "stopped"
             raise
+        except Exception as failure:  # a job that nothing works on must not be shown as running
+            self.state, self.failure = "failed", str(failure) if isinstance(failure, QmqError) else repr(failure)
+            if not isinstance(failure, QmqError):
+                log.exception("a job of the console failed: %s", self.command)
 
     async def stop(self) -> None:
         """Stop the job, if it still runs."""

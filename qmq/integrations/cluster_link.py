@@ -23,6 +23,7 @@ from qmq.blocking_base import LoopThread
 from qmq.errors import AccessDenied, MessageNotFound, NotConnected, SubjectExists, TooLate, UnknownGroup, UnknownSubject
 from qmq.model import SubjectConfig
 
+WAKES_READ: Final = 4096
 DELAYED_KEPT: Final = 10_000
 """Delayed tasks that a connection sent and can cancel without looking for them."""
 
@@ -41,8 +42,10 @@ class ClusterLink:
         self._thread.start()
         self._subjects: set[str] = set()
         self._delayed: OrderedDict[str, str] = OrderedDict()
-        self.signal = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        """Readable when messages may have arrived."""
+        self.signal, self._wake_end = os.pipe()  # eventfd exists on Linux only
+        """`signal` is readable when messages may have arrived."""
+        for each in (self.signal, self._wake_end):
+            os.set_blocking(each, False)
         try:
             self.client = self._thread.call(connect)
             self.run(self._reach(timeout_s))
@@ -83,14 +86,14 @@ class ClusterLink:
     def wake(self) -> None:
         """Make the descriptor readable. From any thread."""
         if self.signal >= 0:
-            os.eventfd_write(self.signal, 1)
+            with suppress(BlockingIOError):  # full: it is readable
+                os.write(self._wake_end, b"\0")
 
     def calm(self) -> None:
         """Make the descriptor unreadable, until `wake`."""
-        try:
-            os.eventfd_read(self.signal)
-        except BlockingIOError:
-            return
+        with suppress(BlockingIOError):
+            while len(os.read(self.signal, WAKES_READ)) == WAKES_READ:
+                pass
 
     def wait(self, timeout_s: float | None) -> bool:
         """Wait until the descriptor is readable. Returns whether it is."""
@@ -213,4 +216,5 @@ class ClusterLink:
         finally:
             signal, self.signal = self.signal, -1
             os.close(signal)
+            os.close(self._wake_end)
             _OPEN.discard(self)

@@ -25,6 +25,8 @@ DELAY: Final = "delay"
 """The label with the seconds until a task begins."""
 RETRIES: Final = "_retries"
 """The label with which Taskiq's middlewares count the retries of a task; its first run has none."""
+OWN_ID: Final = "taskiq-own-id"
+"""The header of a recurring task whose schedule has no task id: each run has the id of its message."""
 
 
 class QmqBroker(AsyncBroker):
@@ -88,7 +90,11 @@ class QmqBroker(AsyncBroker):
         try:
             async for message in consumer:
                 try:
-                    task = self.formatter.loads(message=message.body)
+                    data = message.body
+                    task = self.formatter.loads(message=data)
+                    if OWN_ID in message.headers:
+                        task.task_id = str(message.id)
+                        data = self.formatter.dumps(task).message
                     task.parse_labels()
                 except Exception as cause:  # any formatter, any body
                     log.warning("message %s is no task, it goes to the dead-letter queue: %s", message.id, cause)
@@ -98,7 +104,7 @@ class QmqBroker(AsyncBroker):
                     log.warning("this worker does not know task %r: it is handed out again", task.task_name)
                     message.nack(error=f"no worker knows task {task.task_name!r}")
                     continue
-                yield AckableMessage(data=message.body, ack=message.ack)
+                yield AckableMessage(data=data, ack=message.ack)
         finally:
             consumer.drain()
 
@@ -137,7 +143,8 @@ class QmqScheduleSource(ScheduleSource):
         body = self._broker.formatter.dumps(message).message
         send, subject, key = self._broker.mq.send, self._broker.subject, schedule.schedule_id
         if schedule.cron is not None:
-            await send(subject, body, key=key, cron=schedule.cron, zone=schedule.cron_offset or "UTC")
+            headers = {} if schedule.task_id else {OWN_ID: ""}
+            await send(subject, body, key=key, headers=headers, cron=schedule.cron, zone=schedule.cron_offset or "UTC")
         elif schedule.time is not None:
             time = schedule.time if schedule.time.tzinfo is not None else schedule.time.replace(tzinfo=UTC)
             await send(subject, body, key=key, at=time)

@@ -11,6 +11,7 @@ Rules:
 * Applications that delete the row right after its insertion need Debezium: a reader of the table never sees it.
 * The message's id is the row's id, so a row that another process sends as well is recognised.
 * A row that cannot become a message stays in the table, an error is logged, and other rows are not delayed.
+* A row whose message is in the outbox already, as when an id is used twice, waits until that message was sent; other rows are not delayed.
 """
 
 from __future__ import annotations
@@ -131,30 +132,50 @@ class DebeziumIntake:
         self._rows = named_table(source.name, *dict.fromkeys((*COLUMNS, source.order_by)))
         self._refused: set[Any] = set()
         """The ids of rows that cannot be messages."""
+        self._repeated: set[Any] = set()
+        """The ids of rows whose messages are in the outbox already, of the present `move`."""
 
     async def move(self) -> int:
-        """Move all committed rows. Returns their number. Raises what the driver raises."""
+        """Move all committed rows, without those whose messages the outbox has already. Returns their number. Raises what the driver
+        raises.
+        """
+        before, self._repeated = self._repeated, set()
         moved = 0
         while True:
+            besides = len(self._refused) + len(self._repeated)
             found, taken = await self._runner.run(self._move)
             moved += taken
-            if found < ROWS + len(self._refused):
-                return moved
+            if found < ROWS + besides:
+                break
+        for each in self._repeated - before:
+            log.warning("row %s of %s waits: the outbox has a message of its id, which is not sent yet", each, self._source.name)
+        return moved
 
     async def _move(self, connection: DatabaseConnection) -> tuple[int, int]:
         rows = self._rows.c
         look = select(*[rows[name] for name in COLUMNS]).order_by(rows[self._source.order_by]).limit(bindparam("most"))
-        found = (await connection.execute(Statement(look, {"most": ROWS + len(self._refused)}))).rows
+        passed = self._refused | self._repeated
+        found = (await connection.execute(Statement(look, {"most": ROWS + len(passed)}))).rows
+        converted = [(row[0], made) for row in found if row[0] not in passed and (made := self._converted(row)) is not None]
+        stored = await self._stored(connection, [made["message_id"] for _, made in converted])
         taken = []
-        for row in found:
-            if row[0] not in self._refused and (inserted := self._converted(row)) is not None:
-                await connection.execute(self._outbox.insert([inserted], "", 0))
-                taken.append(row[0])
+        for identifier, made in converted:
+            if made["message_id"] in stored:
+                self._repeated.add(identifier)
+                continue
+            stored.add(made["message_id"])
+            await connection.execute(self._outbox.insert([made], "", 0))
+            taken.append(identifier)
         if taken:
             gone = delete(self._rows).where(rows.id.in_(places("row", places_for(len(taken)))))
             if (await connection.execute(Statement(gone, listed("row", taken)))).changed != len(taken):
                 raise RuntimeError(f"another process took rows of {self._source.name} at the same time: they are read again")
         return len(found), len(taken)
+
+    async def _stored(self, connection: DatabaseConnection, message_ids: list[bytes]) -> set[bytes]:
+        if not message_ids:
+            return set()
+        return {bytes(message_id) for (message_id,) in (await connection.execute(self._outbox.stored(message_ids))).rows}
 
     def _converted(self, row: Sequence[Any]) -> dict[str, Any] | None:
         identifier, aggregate, key, kind, payload = row

@@ -76,6 +76,11 @@ class OutboxStatements:
         values = listed("message", [bytes_value(self.dialect, each) for each in message_ids])
         return Statement(_find(self, len(values)), values)
 
+    def stored(self, message_ids: Sequence[bytes]) -> Statement:
+        """(message id) of those of these messages that have a row, in any state."""
+        values = listed("message", [bytes_value(self.dialect, each) for each in message_ids])
+        return Statement(_stored(self, len(values)), values)
+
     def earliest(self, key_hashes: Sequence[int], besides: Sequence[int]) -> Statement:
         """(key hash, id) of the first waiting message of each key, without the given rows."""
         values = listed("hash", key_hashes)
@@ -167,6 +172,12 @@ def _find(statements: OutboxStatements, count: int) -> ClauseElement:
     return select(rows.id, rows.message_id, rows.claimed_until - statements.now).where(
         rows.state == number(WAITING), rows.message_id.in_(ids)
     )
+
+
+@lru_cache(maxsize=_FORMS)
+def _stored(statements: OutboxStatements, count: int) -> ClauseElement:
+    rows = statements.rows.c
+    return select(rows.message_id).where(rows.message_id.in_([bytes_place(statements.dialect, f"message_{at}") for at in range(count)]))
 
 
 @lru_cache(maxsize=_FORMS)

@@ -16,6 +16,9 @@ from qmq.console.console_server import CLIENT_NAME
 from qmq.testing import TestCluster
 
 KEY = "key-of-the-test"
+HOST = "127.0.0.1:20888"
+COOKIE, LOGIN_COOKIE = "qmq_console_20888", "qmq_console_login_20888"
+"""The console's cookies in a browser that asks HOST."""
 
 
 @dataclass
@@ -34,11 +37,12 @@ class PlainBrowser:
     site: ConsoleSite
     cookies: dict[str, str] = field(default_factory=dict)
     peer: str = "127.0.0.1"
+    host: str = HOST
 
     async def ask(self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b"") -> Answer:
         """Send one request without following redirections."""
         target, _, query = path.partition("#")[0].partition("?")
-        sent = {"host": "127.0.0.1:20888", **({"cookie": "; ".join(f"{k}={v}" for k, v in self.cookies.items())} if self.cookies else {})}
+        sent = {"host": self.host, **({"cookie": "; ".join(f"{k}={v}" for k, v in self.cookies.items())} if self.cookies else {})}
         if method == "POST":
             sent |= {"content-type": "application/x-www-form-urlencoded", "content-length": str(len(body)), "sec-fetch-site": "same-origin"}
         sent |= dict(headers or {})

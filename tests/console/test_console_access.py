@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
+from urllib.parse import urlencode
 
 import pytest
-from console_support import KEY, PlainBrowser, csrf_of, site_of
+from console_support import COOKIE, KEY, PlainBrowser, csrf_of, site_of
 
 from qmq.console.browser_sessions import IDLE_S, LIFE_S, SESSIONS_EACH_MAX, SESSIONS_MAX, Sessions
-from qmq.console.console_app import COOKIE, own_path
+from qmq.console.console_app import own_path
 from qmq.console.console_config import ConsoleConfig, LoginMode, check
 from qmq.console.console_guard import FORM_BYTES_MAX
 from qmq.errors import InvalidArgument
@@ -60,7 +62,7 @@ async def test_every_answer_forbids_inline_scripts_foreign_sources_and_frames(br
 
 async def test_a_host_of_another_name_is_not_served(browser: PlainBrowser) -> None:
     assert (await browser.ask("GET", "/", {"host": "evil.example:20888"})).status == 421
-    assert (await browser.ask("GET", "/", {"host": "localhost:1"})).status == 200
+    assert (await browser.ask("GET", "/", {"host": "localhost:20888"})).status == 200
     assert (await browser.ask("GET", "/", {"host": ""})).status == 421
 
 
@@ -144,6 +146,60 @@ async def test_a_token_by_a_proxy_counts_only_from_the_trusted_one(cluster: Test
     browser = PlainBrowser(site, peer="10.9.9.9")
     assert "op:alice" in (await browser.ask("GET", "/", header)).text
     assert "op:bob" in (await browser.ask("GET", "/", {"x-forwarded-access-token": tokens["op:bob"]})).text
+    await site.close()
+
+
+async def test_a_token_that_the_proxy_renews_keeps_the_session_its_forms_and_its_jobs(cluster: TestCluster) -> None:
+    mq = cluster.client()
+    await mq.send("orders", b"one")
+    async with mq.consumer("orders", "billing", ack="explicit") as consumer:
+        (await anext(consumer)).reject("broken")
+    while not await mq.metadata.dead_letter_queues("billing"):
+        await asyncio.sleep(0.01)
+    old, new, other = [await mq.access.create_token(name) for name in ("op:alice", "op:alice", "op:bob")]
+    site = site_of(cluster, login=LoginMode.PROXY, proxies=("10.9.9.9",), is_writable=True)
+    alice = PlainBrowser(site, peer="10.9.9.9")
+    shown = {"x-forwarded-access-token": old.token}
+    csrf = csrf_of((await alice.ask("GET", "/", shown)).text)
+    form = urlencode({"csrf": csrf, "verb": "replay", "rate": "1"}).encode()
+    job = (await alice.ask("POST", "/dead-letters/billing", shown, form)).headers["location"]
+    await mq.access.delete_tokens(token_id=old.info.id)
+    shown = {"x-forwarded-access-token": new.token}
+    page = await alice.ask("GET", job, shown)
+    assert (page.status, csrf_of(page.text)) == (200, csrf)
+    assert "Replay" in page.text
+    again = await alice.ask("POST", "/dead-letters/billing", shown, form)
+    assert again.status == 303
+    assert (await alice.ask("GET", again.headers["location"], shown)).status == 200
+    assert (await alice.ask("GET", "/", {"x-forwarded-access-token": old.token})).status == 401
+    assert (await alice.ask("GET", "/", shown)).status == 200
+    (caller,) = site.sessions.callers()
+    bob = await alice.ask("GET", job.partition("?")[0], {"x-forwarded-access-token": other.token})
+    assert bob.status == 404
+    assert caller not in site.sessions.callers(), "the session of another person ends, and its jobs with it"
+    await site.close()
+
+
+async def test_two_consoles_of_one_host_share_a_browser(cluster: TestCluster) -> None:
+    cookies: dict[str, str] = {}
+    browsers = [PlainBrowser(site_of(cluster), cookies, host=f"localhost:{port}") for port in (20888, 20889)]
+    for browser in browsers:
+        await browser.log_in()
+    assert [(await browser.ask("GET", "/")).status for browser in browsers] == [200, 200]
+    await browsers[0].post("/logout", {})
+    assert [(await browser.ask("GET", "/")).status for browser in browsers] == [303, 200]
+    for browser in browsers:
+        await browser.site.close()
+
+
+@pytest.mark.parametrize(
+    ("listens", "host"),
+    [("fd00::1", "[fd00::1]:20888"), ("[fd00::1]", "[fd00::1]"), ("fd00:0:0::1", "[fd00::1]:443"), ("127.0.0.1", "[::1]:20888")],
+)
+async def test_a_console_on_an_ipv6_address_serves_the_host_that_browsers_send(cluster: TestCluster, listens: str, host: str) -> None:
+    site = site_of(cluster, host=listens)
+    assert (await PlainBrowser(site, host=host).ask("GET", "/login")).status == 200
+    assert (await PlainBrowser(site, host="[fd00::2]:20888").ask("GET", "/login")).status == 421
     await site.close()
 
 

@@ -11,7 +11,8 @@ from console_support import PlainBrowser, site_of
 
 from qmq.client.client import Client
 from qmq.console.console_config import LoginMode
-from qmq.console.dead_letter_pages import ages
+from qmq.console.dead_letter_pages import EXAMPLES, ages
+from qmq.console.replay_jobs import ReplayJob
 from qmq.testing import TestCluster
 
 
@@ -112,6 +113,27 @@ async def test_a_replay_that_is_stopped_leaves_the_rest_for_the_next_one(cluster
     assert await received(mq, "refunds", 1) == [b"three"]
 
 
+async def test_a_job_that_fails_in_any_way_is_shown_as_failed() -> None:
+    async def work() -> int:
+        raise OSError("no descriptors are left")
+
+    job = ReplayJob("billing", "replay", "qmq dlq replay billing", 0)
+    job.start(work())
+    async with asyncio.timeout(20):
+        while job.state == "running":
+            await asyncio.sleep(0)
+    assert (job.state, "no descriptors" in job.failure) == ("failed", True)
+
+
+async def test_a_plan_tells_of_any_letter_that_cannot_be_edited(cluster: TestCluster, operator: PlainBrowser) -> None:
+    await die(cluster.client(), "orders", [b'{"a": 1}'] * 3, "json")
+    await until_dead_lettered(cluster.client(), 6)
+    page = await operator.get("/dead-letters/billing?error=json&plan=1&set=a%3D2")
+    assert page.status == 200
+    assert page.text.count("<details open>") == EXAMPLES
+    assert (await operator.get("/dead-letters/billing?plan=1&set=a%3D2")).status == 400, "three of them are no JSON"
+
+
 @pytest.mark.parametrize("path", ["/dead-letters/billing", "/cluster/group-1", "/jobs/1/stop"])
 async def test_a_console_that_only_reads_changes_nothing(path: str, browser: PlainBrowser) -> None:
     answer = await browser.post(path, {"verb": "replay"})
@@ -140,10 +162,6 @@ async def test_a_caller_without_the_right_to_replay_hears_so(cluster: TestCluste
 
 
 def test_ages_are_of_the_last_hour_day_week_and_before() -> None:
-    class Letter:
-        def __init__(self, dead_ms: int) -> None:
-            self.dead_ms = dead_ms
-
     now_ms = 100 * 86_400_000
-    letters = [Letter(now_ms - ago) for ago in (0, 3_599_999, 3_600_000, 86_400_000, 8 * 86_400_000)]
-    assert ages(letters, now_ms) == [("hour", 2), ("day", 1), ("week", 1), ("older", 1)]  # type: ignore[arg-type]  # of a letter only its time counts
+    dead_ms = [now_ms - ago for ago in (0, 3_599_999, 3_600_000, 86_400_000, 8 * 86_400_000)]
+    assert ages(dead_ms, now_ms) == [("hour", 2), ("day", 1), ("week", 1), ("older", 1)]

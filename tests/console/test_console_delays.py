@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from datetime import UTC, date, datetime, timedelta
+from urllib.parse import urlencode
 
-from console_support import PlainBrowser, site_of
+from console_support import PlainBrowser, csrf_of, site_of
 
 from qmq.client.delayed_message import DelayBucket
 from qmq.console.delay_page import DAYS, calendar, months
@@ -35,6 +36,17 @@ async def test_a_message_is_moved_and_then_cancelled_by_its_subject_s_name(clust
     await browser.post("/delays", {**form, "verb": "cancel", "confirm": "reminders"})
     assert (await mq.delayed.show(str(told.delayed_id))).state == "cancelled"
     assert (await browser.post("/delays", {**form, "verb": "move", "to": ""})).status == 400
+    await site.close()
+
+
+async def test_a_note_waits_for_the_page_that_a_person_asks_for(cluster: TestCluster) -> None:
+    told = await cluster.client().send("reminders", b"pay", delay=timedelta(days=40))
+    site = site_of(cluster, is_writable=True)
+    browser = await PlainBrowser(site).log_in()
+    form = {"id": str(told.delayed_id), "verb": "cancel", "confirm": "reminders", "csrf": csrf_of((await browser.get("/")).text)}
+    answer = await browser.ask("POST", "/delays", body=urlencode(form).encode())
+    assert 'class="note"' not in (await browser.ask("GET", "/cluster", {"x-live": "1"})).text, "another tab reads its parts again"
+    assert 'class="note"' in (await browser.ask("GET", answer.headers["location"])).text
     await site.close()
 
 

@@ -14,18 +14,17 @@ from urllib.parse import parse_qs, urlsplit
 
 import needs
 import pytest
-from console_support import PlainBrowser, SteppedClock
+from console_support import COOKIE, LOGIN_COOKIE, PlainBrowser, SteppedClock
 from cryptography.hazmat.primitives.asymmetric import ec
 from identity_provider import CLIENT_ID, CLIENT_SECRET, IdentityProvider, identity_provider
 from support import eventually, node_config, running
 
 import qmq
 from qmq.console.browser_sessions import IDLE_S
-from qmq.console.console_app import COOKIE, ConsoleSite
+from qmq.console.console_app import ConsoleSite
 from qmq.console.console_config import ConsoleConfig, LoginMode, OidcConfig, check
 from qmq.console.console_server import ConsoleServer
 from qmq.console.oidc import LOGIN_S, OidcFlow, ProviderAddresses, challenge
-from qmq.console.oidc_login import LOGIN_COOKIE
 from qmq.errors import InvalidArgument, NotAuthenticated, NotConnected
 from qmq.security.access_config import AccessConfig, JwtConfig
 

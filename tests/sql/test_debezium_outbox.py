@@ -117,6 +117,27 @@ async def test_a_row_that_is_not_a_message_stays_and_does_not_hold_up_others(
         caplog.clear()
 
 
+@pytest.mark.rotating
+async def test_an_id_that_is_used_twice_does_not_hold_up_other_rows(database: Database, caplog: pytest.LogCaptureFixture) -> None:
+    with engine_of(database) as engine:
+        make_table(engine, ",\n    created BIGINT NOT NULL")
+        intake, identifier = DebeziumIntake(EngineRunner(engine), DebeziumTable(order_by="created"), "qmq_outbox"), str(uuid4())
+        foreign_row(engine, "order", "1", "1", 1, identifier)
+        assert await intake.move() == 1
+        foreign_row(engine, "order", "1", "2", 2, identifier)
+        for number in range(3, 60):
+            foreign_row(engine, "order", "1", str(number), number)
+        assert await intake.move() == 57
+        assert await intake.move() == 0
+        assert [str(row.id) for row in left(engine, "id", "outboxevent")] == [identifier]
+        assert caplog.text.count("waits: the outbox has a message of its id") == 1
+        with engine.begin() as connection:
+            connection.execute(text("DELETE FROM qmq_outbox"))  # the messages are sent
+        assert await intake.move() == 1
+        assert len(left(engine, "id")) == 1
+    caplog.clear()
+
+
 async def test_a_missing_table_is_logged_and_its_rows_are_sent_once_it_is_made(
     node: Node, tmp_path: object, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -57,6 +57,15 @@ def received(connection: Any, queue: Any, count: int, *, prefetch: int = 0, no_a
     return found
 
 
+def test_messages_arrive_on_systems_without_eventfd(
+    queue: Any, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # macOS and the BSDs have none
+    monkeypatch.delattr("os.eventfd", raising=False)
+    with kombu.Connection(f"qmq://{address}") as connection:
+        send(connection, queue, 1, 2, 3)
+        assert [each.payload for each in received(connection, queue, 3, no_ack=True)] == [1, 2, 3]
+
+
 def test_a_message_is_stored_as_other_programs_can_read_it(connection: Any, queue: Any, address: str) -> None:
     send(connection, queue, {"n": 1}, headers={"color": "red"})
     with qmq.blocking.connect(address, state_dir=False) as mq:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Annotated, Any
 from uuid import uuid4
 
 import pytest
@@ -142,6 +142,22 @@ async def test_a_schedule_by_cron_runs_again_and_again_until_it_is_deleted(broke
         await made.unschedule()
         await cluster.clock.advance(days=2)
     assert seen == [7, 7, 7]
+
+
+async def test_each_run_of_a_cron_schedule_has_its_own_id_unless_the_schedule_has_one(broker: QmqBroker, cluster: TestCluster) -> None:
+    source, ids = QmqScheduleSource(broker), dict[str, list[str]]()
+
+    async def note(name: str, context: Annotated[taskiq.Context, taskiq.TaskiqDepends()]) -> None:
+        ids.setdefault(name, []).append(context.message.task_id)
+
+    task = broker.task(task_name=uuid4().hex)(note)
+    await task.kicker().schedule_by_cron(source, "0 9 * * *", "own")
+    await task.kicker().with_task_id("mine").schedule_by_cron(source, "0 9 * * *", "given")
+    async with working(broker):
+        await cluster.clock.advance(days=3)
+        await until(lambda: sorted(map(len, ids.values())) == [3, 3])
+    assert len(set(ids["own"])) == 3
+    assert set(ids["given"]) == {"mine"}
 
 
 async def test_what_a_schedule_cannot_be_is_refused(broker: QmqBroker) -> None:

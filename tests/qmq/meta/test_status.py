@@ -102,3 +102,14 @@ async def test_etcds_members_are_asked_once_by_all_who_look_at_the_cluster() -> 
     clock.now_ms += MEMBERS_MS
     await description.of_metaserver()
     assert len(asked) == 2
+
+
+def test_the_notes_of_a_status_are_words_without_markup() -> None:
+    answer = described()
+    answer.groups[0].replicas[0].status.is_serving = False
+    answer.groups[0].replicas[1].status.is_whole = False
+    file = io.StringIO()
+    Console(file=file, width=80).print(view(facts(answer)))
+    assert "not serving yet" in file.getvalue()
+    assert "may lack entries" in file.getvalue()
+    assert "[" not in file.getvalue()
