@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,13 +26,16 @@ Strategy = st.SearchStrategy[Any]
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """One decoder. `raises`: its typed reasons. `runs`: the functions with conversions that it runs."""
+    """One decoder. `always`: what it reads in every run, before the inputs that Hypothesis chooses. `raises`: its typed reasons. `runs`:
+    the functions with conversions that it runs.
+    """
 
     name: str
     inputs: Strategy
     decode: Callable[[Any], object]
     raises: tuple[type[Exception], ...] = ()
     runs: tuple[str, ...] = ()
+    always: tuple[Any, ...] = field(kw_only=True)
 
 
 def shown(value: object) -> None:
@@ -86,21 +90,55 @@ PACKED: Final = values.JSON_VALUES.map(packed) | values.BYTES
 NUMBER: Final = st.integers(-(2**63), 2**64 - 1)
 
 
+CRONS: Final = ("", "* * * * *", "0 0 30 2 *", "UTC", "Europe/Berlin")
+
+
 def checked(magic: bytes, payloads: Strategy) -> Strategy:
     """Payloads behind their checksum, and any bytes."""
     return payloads.map(lambda payload: with_checksum(magic, payload)) | values.BYTES
 
 
+def delayed_message(
+    found: dict[str, bytes],
+    *,
+    body: bytes | None = b"b",
+    key: bytes | None = None,
+    times_ms: tuple[int, int] = (5, 5),
+    numbers: tuple[int, int] = (1, 1),
+    cron: tuple[str, str] = ("", ""),
+    state: str = "half",
+) -> DelayedMessage:
+    """A delayed message as a delay group shows it."""
+    due, created = map(time_of, times_ms)
+    identifier = str(DelayedId(MessageId(1, 2, 3), *numbers, "d1"))
+    return DelayedMessage(identifier, "s", MessageId(1, 2, 3), due, created, key, ("t",), found, body, 5, state, *cron, "d1")
+
+
 @st.composite
 def delayed(draw: st.DrawFn) -> DelayedMessage:
-    """Delayed messages as a delay group shows them."""
-    due, created = time_of(draw(values.ANY_TIMES_MS)), time_of(draw(values.ANY_TIMES_MS))
-    body, key = draw(st.none() | values.BYTES), draw(st.none() | values.BYTES)
-    found = draw(values.headers(*OURS, "qmq-cron"))
-    cron, zone = (draw(st.sampled_from(["", "* * * * *", "0 0 30 2 *", "UTC", "Europe/Berlin"]) | values.WIRE_TEXTS) for _ in range(2))
-    identifier = str(DelayedId(MessageId(1, 2, 3), draw(st.integers(0, 2**63 - 1)), draw(st.integers(0, 2**63 - 1)), "d1"))
-    state = draw(st.sampled_from(["half", "pending", "planned", "delivered", "cancelled", "moved"]))
-    return DelayedMessage(identifier, "s", MessageId(1, 2, 3), due, created, key, ("t",), found, body, 5, state, cron, zone, "d1")
+    """Delayed messages whose sender is a stranger."""
+    cron, zone = (draw(st.sampled_from(CRONS) | values.WIRE_TEXTS) for _ in range(2))
+    return delayed_message(
+        draw(values.headers(*OURS, "qmq-cron")),
+        body=draw(st.none() | values.BYTES),
+        key=draw(st.none() | values.BYTES),
+        times_ms=(draw(values.ANY_TIMES_MS), draw(values.ANY_TIMES_MS)),
+        numbers=(draw(st.integers(0, 2**63 - 1)), draw(st.integers(0, 2**63 - 1))),
+        cron=(cron, zone),
+        state=draw(st.sampled_from(["half", "pending", "planned", "delivered", "cancelled", "moved"])),
+    )
+
+
+def each_delayed() -> tuple[DelayedMessage, ...]:
+    good = dict.fromkeys((*OURS, "qmq-cron"), b"1")
+    return (
+        *[delayed_message({**good, name: each}) for name in good for each in values.BYTE_EXAMPLES],
+        *[delayed_message({other: good[other] for other in good if other != name}) for name in good],
+        *[delayed_message(good, body=each, key=each) for each in (None, *values.BYTE_EXAMPLES)],
+        *[delayed_message(good, times_ms=(each, -each), numbers=(each, each)) for each in values.TIME_EXAMPLES_MS],
+        *[delayed_message(good, cron=each) for each in product((*CRONS, *values.WIRE_EXAMPLES), CRONS)],
+        *[delayed_message(good, cron=("0 9 * * *", each)) for each in values.WIRE_EXAMPLES],
+    )
 
 
 def letter(message: Any) -> DeadLetter:

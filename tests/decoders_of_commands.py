@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from decoder import (
     Decoder,
     checked,
     delayed,
+    each_delayed,
     in_file,
     letter,
     packed,
@@ -29,34 +31,54 @@ from qmq.cli.mirroring import mirror_subject
 from qmq.cli.transfer import json_lines, parquet_rows
 from qmq.cli.transfer.load_journal import LoadJournal
 from qmq.cli.transfer.transfer_record import record_of
+from qmq.log.checked_payload import with_checksum
 from qmq.operations import key_texts, message_view
 from qmq.operations.inquiry import Followed, Inquiry
 from qmq.proto.v1 import control_pb2 as control
 from qmq.tiering import segment_catalog, stored_segment
 
+INT64: Final = st.integers(-(2**63), 2**63 - 1)
+
 # --- commands: browse, consume, message, why, dlq, delay, import, mirror --------------------------------------------------
 
 
-@st.composite
-def places(draw: st.DrawFn) -> control.StoredMessage:
-    found = control.StoredMessage(message_id="0" * 32, subject="s", broker_group="g1", sequence=5, key=draw(values.BYTES))
-    found.body, found.is_directed = draw(values.BYTES), draw(st.booleans())
-    found.create_time_ms, found.append_time_ms, found.due_ms = (draw(st.integers(-(2**63), 2**63 - 1)) for _ in range(3))
-    for name, value in draw(values.headers("qmq-group", "qmq-attempt")).items():
-        found.headers.add(name=name, value=value)
-    return found
+def place(data: bytes, found: dict[str, bytes], time_ms: int, *, is_directed: bool = False) -> control.StoredMessage:
+    return control.StoredMessage(
+        message_id="0" * 32,
+        subject="s",
+        broker_group="g1",
+        sequence=5,
+        key=data,
+        body=data,
+        is_directed=is_directed,
+        headers=[control.Header(name=name, value=value) for name, value in found.items()],
+        create_time_ms=time_ms,
+        append_time_ms=time_ms,
+        due_ms=time_ms,
+    )
 
 
 @st.composite
 def inquiries(draw: st.DrawFn) -> Inquiry:
-    place = draw(places())
+    where = place(draw(values.BYTES), draw(values.headers("qmq-group", "qmq-attempt")), draw(INT64), is_directed=draw(st.booleans()))
     kinds = st.sampled_from([*message_view.WHAT, ""]) | values.WIRE_TEXTS
-    last = control.MessageEvent(kind=draw(kinds), error=draw(values.WIRE_TEXTS), time_ms=draw(st.integers(-(2**63), 2**63 - 1)))
+    last = control.MessageEvent(kind=draw(kinds), error=draw(values.WIRE_TEXTS), time_ms=draw(INT64))
     state = draw(st.sampled_from(["new", "held", "waiting", "dying", "dead", "done", "parked"]))
     states = [
         control.MessageState(group="g", state=state, last=last, attempt=draw(st.integers(0, 2**31 - 1)), consumer=draw(values.WIRE_TEXTS))
     ]
-    return Inquiry("0" * 32, [Followed(place, [last], states, now_ms=draw(values.TIMES_MS))], draw(st.lists(delayed(), max_size=1)))
+    return Inquiry("0" * 32, [Followed(where, [last], states, now_ms=draw(values.TIMES_MS))], draw(st.lists(delayed(), max_size=1)))
+
+
+def each_inquiry() -> Iterator[Inquiry]:
+    good = {"qmq-group": b"g", "qmq-attempt": b"1"}
+    found = [place(each, {**good, name: each}, 5, is_directed=True) for each in values.BYTE_EXAMPLES for name in good]
+    found += [place(b"b", good, time) for time in (*values.TIME_EXAMPLES_MS, -1, -(2**63))]
+    yield from [Inquiry("0" * 32, [Followed(each, [], [], now_ms=5)], []) for each in found]
+    for text in values.WIRE_EXAMPLES:
+        last = control.MessageEvent(kind=text, error=text, time_ms=2**63 - 1)
+        state = control.MessageState(group="g", state="held", last=last, attempt=1, consumer=text)
+        yield Inquiry("0" * 32, [Followed(place(b"b", good, 5), [last], [state], now_ms=5)], [])
 
 
 def asked(inquiry: Inquiry) -> None:
@@ -102,6 +124,7 @@ def mirrored(path: Path) -> None:
         each.is_done({("g1", 0): 5.0})
 
 
+LINE: Final = {"body": "b", "key": "k", "tags": ["t"], "headers": {"h": "v"}, "create_time_ms": 5, "id": "0" * 32}
 LINES: Final = values.json_of(
     values.objects(
         body=values.TEXTS,
@@ -127,16 +150,30 @@ COMMANDS: Final = (
         asked,
         (),
         ("qmq.operations.key_texts.key_text", "qmq.operations.message_view.text_of"),
+        always=tuple(each_inquiry()),
     ),
-    Decoder("qmq browse", values.browsed(), browsed_line, (), ("qmq.operations.message_view.text_of",)),
-    Decoder("qmq consume", values.received(), consumed),
-    Decoder("qmq delay", delayed(), lambda message: shown(delay_view.message_facts(message))),
+    Decoder(
+        "qmq browse",
+        values.browsed(),
+        browsed_line,
+        (),
+        ("qmq.operations.message_view.text_of",),
+        always=values.each_browsed(),
+    ),
+    Decoder(
+        "qmq consume",
+        values.received(),
+        consumed,
+        always=values.each_received(),
+    ),
+    Decoder("qmq delay", delayed(), lambda message: shown(delay_view.message_facts(message)), always=each_delayed()),
     Decoder(
         "qmq dlq: a letter",
         values.received(st.just(LETTER_HEADERS) | LETTERS),
         lambda message: shown(dlq.whole_row(letter(message))),
         (errors.InvalidArgument,),
         ("qmq.cli.dlq._text",),
+        always=values.each_received(LETTER_HEADERS),
     ),
     Decoder(
         "commands: a key",
@@ -144,6 +181,7 @@ COMMANDS: Final = (
         key_texts.parse_key,
         (errors.InvalidArgument,),
         ("qmq.operations.key_texts.parse_key",),
+        always=(*values.TEXT_EXAMPLES, *[f"{kind}:{text}" for kind in ("base64", "hex") for text in values.TEXT_EXAMPLES]),
     ),
     Decoder(
         "commands: times and durations",
@@ -153,6 +191,7 @@ COMMANDS: Final = (
         ],
         (errors.InvalidArgument,),
         ("qmq.cli.times.parse_when", "qmq.cli.times.parse_duration", "qmq.cli.browse.moment", "qmq.cli.group.parse_target"),
+        always=(*values.TEXT_EXAMPLES, *[f"{number}w" for number in values.NUMBER_TEXTS], "999999999d"),
     ),
     Decoder(
         "qmq send: a line of JSON",
@@ -160,6 +199,7 @@ COMMANDS: Final = (
         lambda line: produce.parse_line(1, line, None, None),
         (errors.InvalidArgument,),
         ("qmq.cli.produce.parse_line",),
+        always=values.each_change(LINE),
     ),
     Decoder(
         "qmq import: a line",
@@ -167,13 +207,22 @@ COMMANDS: Final = (
         lambda line: json_lines.record_of_line(line, 1),
         (errors.InvalidArgument,),
         ("qmq.cli.transfer.json_lines.record_of_line", "qmq.cli.transfer.json_lines._bytes_of"),
+        always=values.each_change(LINE),
     ),
-    Decoder("qmq export and mirror: a message", values.browsed(), written, (), ("qmq.cli.transfer.json_lines._body",)),
+    Decoder(
+        "qmq export and mirror: a message",
+        values.browsed(),
+        written,
+        (),
+        ("qmq.cli.transfer.json_lines._body",),
+        always=values.each_browsed(),
+    ),
     Decoder(
         "qmq import: a Parquet file",
         values.BYTES | st.binary(max_size=30).map(lambda data: b"PAR1" + data + b"PAR1"),
         in_file(lambda path: (tolerant(parquet_rows.row_count)(path), list(parquet_rows.parquet_records(path, 0)))),
         (errors.InvalidArgument,),
+        always=values.BYTE_EXAMPLES,
     ),
     Decoder(
         "qmq import and mirror: the state file",
@@ -181,6 +230,7 @@ COMMANDS: Final = (
         in_file(loaded),
         (errors.InvalidArgument,),
         ("qmq.cli.transfer.load_journal.LoadJournal._read", "qmq.cli.transfer.load_journal.LoadState.of_json"),
+        always=tuple(each + b"\n" for each in values.each_change(JOURNAL)),
     ),
     Decoder(
         "qmq mirror: the record",
@@ -188,6 +238,7 @@ COMMANDS: Final = (
         in_file(mirrored, "s.record"),
         (),
         ("qmq.cli.mirroring.mirror_notes.MirrorRecord.decode", "qmq.cli.mirroring.mirror_subject.read_record"),
+        always=values.each_change(MIRROR),
     ),
 )
 
@@ -205,6 +256,7 @@ STORED: Final = (
         lambda data: backup_manifest.decode_manifest("20261121T130000000Z-ab12", data),
         (errors.BackupDamaged, errors.BackupVersion),
         ("qmq.backup.backup_manifest.decode_manifest",),
+        always=(*values.BYTE_EXAMPLES, *[with_checksum(b"QMK1", each) for each in values.BYTE_EXAMPLES]),
     ),
     Decoder(
         "backup: the cluster's keys",
@@ -212,6 +264,7 @@ STORED: Final = (
         cluster_items.decode_items,
         (errors.BackupDamaged,),
         ("qmq.backup.cluster_items.decode_items",),
+        always=(*values.BYTE_EXAMPLES, *[packed([("/qmq/groups/g1/delay", each)]) for each in values.BYTE_EXAMPLES]),
     ),
     Decoder(
         "backup: names of objects",
@@ -219,12 +272,19 @@ STORED: Final = (
         lambda name: (running_marks.mark_of(name), backup_manifest.time_of_backup(name), backup_manifest.id_of(name)),
         (),
         ("qmq.backup.backup_manifest.time_of_backup",),
+        always=(*values.TEXT_EXAMPLES, *[f"running/create-{each}-x" for each in values.TEXT_EXAMPLES]),
     ),
     Decoder(
         "tiering: a manifest",
         checked(b"QMG1", SEGMENT | PACKED),
         lambda data: stored_segment.decode_manifest(data),
         (stored_segment.BadManifest,),
+        always=(*values.BYTE_EXAMPLES, *[with_checksum(b"QMG1", each) for each in values.BYTE_EXAMPLES]),
     ),
-    Decoder("tiering: the catalog", checked(b"QMT1", CATALOG | PACKED), lambda data: segment_catalog.decode_catalog(data)),
+    Decoder(
+        "tiering: the catalog",
+        checked(b"QMT1", CATALOG | PACKED),
+        lambda data: segment_catalog.decode_catalog(data),
+        always=(*values.BYTE_EXAMPLES, *[with_checksum(b"QMT1", each) for each in values.BYTE_EXAMPLES]),
+    ),
 )

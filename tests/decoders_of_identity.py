@@ -22,14 +22,25 @@ from qmq.security.tls import Credentials, Tls
 ISSUER: Final = "https://id.example"
 KEY: Final = ec.generate_private_key(ec.SECP256R1())
 PUBLIC: Final = json.loads(jwt.algorithms.ECAlgorithm.to_jwk(KEY.public_key()))
+HEADER: Final = {"alg": "ES256", "kid": "one", "typ": "JWT"}
+CLAIMS: Final = {"iss": ISSUER, "aud": "qmq", "sub": "app:a", "exp": 2_000_000_000, "nbf": 5}
+CONTEXTS: Final = {"current": "c", "contexts": {"c": {"bootstrap": "a:1"}}}
+
+
+def unsigned(*parts: bytes) -> str:
+    """A token of this header, these claims and this signature."""
+    return ".".join(jwt.utils.base64url_encode(each).decode() for each in (*parts, b"", b"")[:3])
+
+
+def signed(claims: bytes) -> str:
+    """A token that the identity provider signed: its claims are whatever a person may choose there."""
+    return jwt.PyJWS().encode(claims, KEY, "ES256", {"kid": "one"})
+
+
 TOKENS: Final = st.one_of(
     values.TEXTS,
-    st.tuples(values.json_of(values.changed({"alg": "ES256", "kid": "one", "typ": "JWT"})), values.BYTES, values.BYTES).map(
-        lambda parts: ".".join(jwt.utils.base64url_encode(each).decode() for each in parts)
-    ),
-    values.json_of(values.changed({"iss": ISSUER, "aud": "qmq", "sub": "app:a", "exp": 2_000_000_000, "nbf": 5})).map(
-        lambda claims: jwt.PyJWS().encode(claims, KEY, "ES256", {"kid": "one"})
-    ),
+    st.tuples(values.json_of(values.changed(HEADER)), values.BYTES, values.BYTES).map(lambda parts: unsigned(*parts)),
+    values.json_of(values.changed(CLAIMS)).map(signed),
 )
 
 
@@ -62,6 +73,11 @@ IDENTITY: Final = (
         VERIFIER.verify,
         (errors.NotAuthenticated,),
         ("qmq.security.jwt_tokens.JwtVerifier.claims",),
+        always=(
+            *values.TEXT_EXAMPLES,
+            *[unsigned(each) for each in values.each_change(HEADER)],
+            *[signed(each) for each in values.each_change(CLAIMS)],
+        ),
     ),
     Decoder(
         "an identity provider's keys",
@@ -69,13 +85,22 @@ IDENTITY: Final = (
         verifier,
         (),
         ("qmq.security.jwt_tokens._parse",),
+        always=values.each_change({"keys": [{**PUBLIC, "kid": "one", "use": "sig"}]}),
     ),
     Decoder(
         "the file of contexts",
-        values.json_of(values.changed({"current": "c", "contexts": {"c": {"bootstrap": "a:1"}}})),
+        values.json_of(values.changed(CONTEXTS)),
         contexts,
         (errors.InvalidArgument,),
         ("qmq.security.contexts.ContextFile.load",),
+        always=values.each_change(CONTEXTS),
     ),
-    Decoder("certificates", values.BYTES, authority, (errors.InvalidArgument,), ("qmq.security.tls.Credentials._fill",)),
+    Decoder(
+        "certificates",
+        values.BYTES,
+        authority,
+        (errors.InvalidArgument,),
+        ("qmq.security.tls.Credentials._fill",),
+        always=values.BYTE_EXAMPLES,
+    ),
 )

@@ -31,6 +31,7 @@ from pyspark_qmq.option_values import OptionValues
 
 from qmq import errors
 from qmq.client import ack_spool, payloads, tracing
+from qmq.log.checked_payload import with_checksum
 from qmq.model import DelayedId, MessageId
 from qmq.schemas import avro_schema, compatibility, declared_schema, json_schema
 from qmq.schemas.body_decoder import decoder_of
@@ -96,6 +97,8 @@ RECORD: Final = {
     "fields": [{"name": "a", "type": ["null", "long"]}, {"name": "b", "type": {"type": "array", "items": "string"}}],
 }
 OBJECT: Final = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "array", "items": {"type": "string"}}}}
+AVRO_EXAMPLES: Final = tuple(each.decode("latin-1") for each in values.each_change(RECORD)) + values.TEXT_EXAMPLES
+JSON_EXAMPLES: Final = tuple(each.decode("latin-1") for each in values.each_change(OBJECT)) + values.TEXT_EXAMPLES
 DECLARED: Final = (
     DeclaredSchema(SchemaFormat.AVRO, json.dumps(RECORD), version=1),
     DeclaredSchema(SchemaFormat.JSON_SCHEMA, json.dumps(OBJECT), version=1),
@@ -131,12 +134,43 @@ SPOOL: Final = st.lists(
     max_size=3,
 ).map(lambda lines: b"\n".join([*lines, b""]))
 
+SPOOL_FIRST: Final = {"version": 1, "broker_group": "g1", "attach": {}}
+SPOOL_LINE: Final = {"first": 1, "last": 2, "delay_ms": 0, "time_ms": 5, "error": "e", "verdict": "ACK"}
+GOOD_ROW: Final = (1, b"\0" * 16, "s", b"k", 1, '["t"]', '{"h": "v"}', b"b", 5, 5)
+
+
+def row(*changes: tuple[int, Any]) -> tuple[Any, ...]:
+    """A good row of an outbox with changed columns, and the size of its content."""
+    found = list(GOOD_ROW)
+    for column, value in changes:
+        found[column] = value
+    return (*found, len(found[3]) + len(found[5]) + len(found[6]) + len(found[7]))
+
+
+EACH_ROW: Final = (
+    row(),
+    *[row((column, each)) for column in (1, 3, 7) for each in values.BYTE_EXAMPLES],
+    *[row((2, each)) for each in values.TEXT_EXAMPLES],
+    *[row((5, each.decode("latin-1"))) for each in values.each_change(["t"])],
+    *[row((6, each.decode("latin-1"))) for each in values.each_change({"h": "v"})],
+)
+
 CLIENT: Final = (
     Decoder(
-        "schemas: an Avro schema", text_of(AVRO_TYPES), avro_schema.parse, (errors.InvalidArgument,), ("qmq.schemas.avro_schema.parse",)
+        "schemas: an Avro schema",
+        text_of(AVRO_TYPES),
+        avro_schema.parse,
+        (errors.InvalidArgument,),
+        ("qmq.schemas.avro_schema.parse",),
+        always=AVRO_EXAMPLES,
     ),
     Decoder(
-        "schemas: a JSON Schema", text_of(JSON_TYPES), json_schema.parse, (errors.InvalidArgument,), ("qmq.schemas.json_schema.parse",)
+        "schemas: a JSON Schema",
+        text_of(JSON_TYPES),
+        json_schema.parse,
+        (errors.InvalidArgument,),
+        ("qmq.schemas.json_schema.parse",),
+        always=JSON_EXAMPLES,
     ),
     Decoder(
         "schemas: a schema of a registry",
@@ -146,6 +180,7 @@ CLIENT: Final = (
         fits,
         (errors.InvalidArgument, errors.IncompatibleSchema),
         ("qmq.schemas.body_decoder._avro",),
+        always=(*AVRO_EXAMPLES, *JSON_EXAMPLES),
     ),
     Decoder(
         "schemas: a stored version",
@@ -161,9 +196,13 @@ CLIENT: Final = (
         declared_schema.DeclaredSchema.decode,
         (ValueError, KeyError, TypeError),
         ("qmq.schemas.declared_schema.DeclaredSchema.decode",),
+        always=values.each_change({"format": "avro", "text": "t", "compatibility": "none", "version": 1, "created_ms": 5}),
     ),
     Decoder(
-        "lake: bodies by a schema", st.tuples(st.integers(0, 1), st.lists(values.json_of(st.just({"a": 1, "b": ["x"]})), max_size=3)), typed
+        "lake: bodies by a schema",
+        st.tuples(st.integers(0, 1), st.lists(values.json_of(st.just({"a": 1, "b": ["x"]})), max_size=3)),
+        typed,
+        always=tuple((kind, [each]) for kind in (0, 1) for each in values.each_change({"a": 1, "b": ["x"]})),
     ),
     Decoder(
         "SQL: a row of an outbox",
@@ -171,6 +210,7 @@ CLIENT: Final = (
         lambda row: outbox_message.from_row(row).message and outbox_message.from_row(row).message.row(),
         (),
         ("qmq.sql.outbox_message.from_row", "qmq.sql.outbox_message.OutboxMessage.row"),
+        always=EACH_ROW,
     ),
     Decoder(
         "SQL: a row of Debezium's table",
@@ -178,6 +218,7 @@ CLIENT: Final = (
         lambda row: (debezium_outbox.message_id(row[0]), debezium_outbox.body_of(row[1])),
         (errors.InvalidArgument,),
         ("qmq.sql.debezium_outbox.message_id",),
+        always=tuple((each, each) for each in (*values.TEXT_EXAMPLES, *values.BYTE_EXAMPLES, *values.JSON_EXAMPLES)),
     ),
     Decoder(
         "client: a message as JSON and with its key",
@@ -189,12 +230,14 @@ CLIENT: Final = (
             "qmq.client.message.StoredMessage.json",
             "qmq.client.message.StoredMessage.create_time_ms",
         ),
+        always=values.each_received(),
     ),
     Decoder(
         "client: a body for a handler's type",
         st.tuples(st.sampled_from([str, dict, int, list[int], datetime]), values.BYTES),
         lambda given: payloads.decode(given[1], given[0]),
         (payloads.Undecodable,),
+        always=tuple((kind, each) for kind in (str, dict, int, list[int], datetime) for each in values.BYTE_EXAMPLES),
     ),
     Decoder(
         "client: a trace context",
@@ -208,11 +251,31 @@ CLIENT: Final = (
         tracing.parse,
         (),
         ("qmq.client.tracing.parse_parent",),
+        always=tuple({"traceparent": each, "tracestate": each} for each in values.BYTE_EXAMPLES),
     ),
-    Decoder("client: the attempts of a directed message", values.headers("qmq-attempt"), failures),
-    Decoder("client: a file of verdicts", SPOOL, ack_spool.unpack, (ValueError,), ("qmq.client.ack_spool.unpack",)),
     Decoder(
-        "ids of messages", values.TEXTS, lambda text: [tolerant(MessageId.parse)(text), DelayedId.parse(text)], (errors.InvalidArgument,)
+        "client: the attempts of a directed message",
+        values.headers("qmq-attempt"),
+        failures,
+        always=tuple({"qmq-attempt": each} for each in values.BYTE_EXAMPLES),
+    ),
+    Decoder(
+        "client: a file of verdicts",
+        SPOOL,
+        ack_spool.unpack,
+        (ValueError,),
+        ("qmq.client.ack_spool.unpack",),
+        always=(
+            *[b"\n".join([each, json.dumps(SPOOL_LINE).encode(), b""]) for each in values.each_change(SPOOL_FIRST)],
+            *[b"\n".join([json.dumps(SPOOL_FIRST).encode(), each, b""]) for each in values.each_change(SPOOL_LINE)],
+        ),
+    ),
+    Decoder(
+        "ids of messages",
+        values.TEXTS,
+        lambda text: [tolerant(MessageId.parse)(text), DelayedId.parse(text)],
+        (errors.InvalidArgument,),
+        always=values.TEXT_EXAMPLES,
     ),
 )
 
@@ -254,6 +317,7 @@ SPARK: Final = (
         options,
         (errors.InvalidArgument,),
         ("pyspark_qmq.option_values.OptionValues.json",),
+        always=tuple((each, None) for each in values.TEXT_EXAMPLES),
     ),
     Decoder(
         "Spark: starting offsets",
@@ -261,6 +325,7 @@ SPARK: Final = (
         lambda text: spark_offsets.parse_given("startingOffsets", text),
         (errors.InvalidArgument,),
         ("pyspark_qmq.offsets.parse_given",),
+        always=tuple(each.decode("latin-1") for each in values.each_change({"s": {"0@g1": 5}})),
     ),
     Decoder(
         "Spark: the offsets of a checkpoint",
@@ -268,6 +333,7 @@ SPARK: Final = (
         lambda found: (spark_offsets.of_json(found), spark_offsets.per_task_of_json(found)),
         (errors.InvalidArgument,),
         ("pyspark_qmq.source_model.QueueKey.parse",),
+        always=tuple({each: {other: number}} for each in values.TEXT_EXAMPLES for other in ("0@g1", each) for number in (5, 2**64, each)),
     ),
     Decoder(
         "Spark: the progress of a query",
@@ -275,6 +341,7 @@ SPARK: Final = (
         progress,
         (errors.InvalidArgument,),
         ("pyspark_qmq.stream_progress._parsed",),
+        always=(*values.JSON_EXAMPLES, *tuple(each.decode("latin-1") for each in values.each_change({"s": {"0@g1": 5}}))),
     ),
     Decoder(
         "Spark: exported routes",
@@ -286,6 +353,7 @@ SPARK: Final = (
             "pyspark_qmq.files.file_routes._routes",
             "pyspark_qmq.files.file_routes._partition",
         ),
+        always=values.each_change({"format": "qmq-routes", "version": 1, "subjects": [ROUTE]}),
     ),
     Decoder(
         "Spark: the group of a folder",
@@ -296,6 +364,7 @@ SPARK: Final = (
         ),
         (errors.InvalidArgument,),
         ("pyspark_qmq.files.log_folders._replica_group",),
+        always=values.each_change({"content": '{"group": "g1"}'}),
     ),
     Decoder(
         "Spark: a schedule's files",
@@ -303,6 +372,7 @@ SPARK: Final = (
         lambda data: delay_schedule.of_mark(data),
         (errors.LogDamaged,),
         ("pyspark_qmq.datasets.delay_schedule.of_mark",),
+        always=(*values.BYTE_EXAMPLES, *[with_checksum(b"QMS1", each) for each in values.BYTE_EXAMPLES]),
     ),
     Decoder(
         "Spark: times of jobs",
@@ -310,6 +380,7 @@ SPARK: Final = (
         lambda text: job.time_ms(text, "--from"),
         (errors.InvalidArgument,),
         ("pyspark_qmq.jobs.job.time_ms",),
+        always=values.TEXT_EXAMPLES,
     ),
     Decoder(
         "Spark: cells of reports",
@@ -317,6 +388,7 @@ SPARK: Final = (
         lambda value: shown(plain(value)),
         (),
         ("pyspark_qmq.jobs.report._bytes_text",),
+        always=(*values.BYTE_EXAMPLES, *values.JSON_EXAMPLES),
     ),
     Decoder(
         "lake: the positions of a table",
@@ -324,6 +396,7 @@ SPARK: Final = (
         lambda text: positions.encode("s", positions.decode("s", text)),
         (errors.LogDamaged,),
         ("pyspark_qmq.lake.positions.decode",),
+        always=tuple(each.decode("latin-1") for each in values.each_change({"0@g1": 5})),
     ),
     Decoder(
         "lake: the files of rejected messages",
@@ -333,6 +406,7 @@ SPARK: Final = (
         rejected_rows.pending_of,
         (errors.LogDamaged,),
         ("pyspark_qmq.lake.rejected_rows.pending_of",),
+        always=tuple(each.decode("latin-1") for each in values.each_change({"round": "1", "files": ["a"]})),
     ),
     Decoder(
         "lake: the manifests of an archive",
@@ -340,5 +414,6 @@ SPARK: Final = (
         in_file(archived, "_qmq/manifests/00000001.json"),
         (errors.LogDamaged, errors.InvalidArgument),
         ("pyspark_qmq.lake.archive_migration._apply", "pyspark_qmq.lake.archive_migration._selection"),
+        always=values.each_change(ARCHIVE),
     ),
 )

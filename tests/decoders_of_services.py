@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import hostile_values as values
@@ -14,6 +14,7 @@ from decoder import (
     OURS,
     Decoder,
     delayed,
+    each_delayed,
     in_file,
     letter,
     shown,
@@ -80,6 +81,28 @@ def sent(draw: st.DrawFn) -> api.Message:
     return message
 
 
+def _each_sent() -> Iterator[api.Message]:
+    for text in values.WIRE_EXAMPLES:
+        for name in ("message_id", "message_group", "born_host", "trace_context", "tag"):
+            yield api.Message(topic=TOPIC, body=b"b", system_properties=api.SystemProperties(**{name: text}))
+        yield api.Message(topic=TOPIC, body=b"b", system_properties=api.SystemProperties(keys=[text], tag=text))
+        yield api.Message(topic=TOPIC, body=b"b", user_properties={text: text})
+        digest = api.Digest(type=api.MD5, checksum=text)
+        yield api.Message(topic=TOPIC, body=b"b", system_properties=api.SystemProperties(body_digest=digest))
+    for seconds in (-(2**63), -1, 0, 253_402_300_800, 2**63 - 1):
+        for nanos in (-(2**31), 0, 2**31 - 1):
+            due, after = Timestamp(seconds=seconds, nanos=nanos), Duration(seconds=seconds, nanos=nanos)
+            fields = {"delivery_timestamp": due, "orphaned_transaction_recovery_duration": after}
+            for kind in range(6):
+                yield api.Message(topic=TOPIC, body=b"b", system_properties=api.SystemProperties(message_type=kind, **fields))
+    yield from [
+        api.Message(topic=TOPIC, body=each, system_properties=api.SystemProperties(body_encoding=2)) for each in values.BYTE_EXAMPLES
+    ]
+
+
+EACH_SENT: Final = tuple(_each_sent())
+
+
 def from_client(message: api.Message) -> None:
     found = message_mapping.message_from_client(message, 1_000)
     time_of(found.due_ms or 0)
@@ -113,22 +136,39 @@ PIECES: Final = (
     ",",
     "IS NULL",
 )
+NESTED: Final = ("(" * 900, "NOT " * 900 + "a = 1", "(" * 500 + "a = 1" + ")" * 500, "(" * 50 + "a = 1" + ")" * 50)
 CONDITIONS: Final = st.lists(st.sampled_from((*PIECES, "BETWEEN", "CONTAINS", "-", "true", "||", "*")), max_size=12).map(
     " ".join
-) | st.sampled_from(["(" * 900, "NOT " * 900 + "a = 1", "(" * 500 + "a = 1" + ")" * 500])
+) | st.sampled_from(NESTED)
 
 GATEWAY: Final = (
-    Decoder("gateway: a message for a client", values.received(values.headers(*OURS)), for_client),
-    Decoder("gateway: a half message", delayed(), half, (Refused,)),
-    Decoder("gateway: a message from a client", sent(), from_client, (Refused,)),
+    Decoder(
+        "gateway: a message for a client",
+        values.received(values.headers(*OURS)),
+        for_client,
+        always=values.each_received(dict.fromkeys(OURS, b"1")),
+    ),
+    Decoder("gateway: a half message", delayed(), half, (Refused,), always=each_delayed()),
+    Decoder("gateway: a message from a client", sent(), from_client, (Refused,), always=EACH_SENT),
     Decoder(
         "gateway: a filter, and what it asks of a message",
         st.tuples(st.sampled_from(["SQL", "TAG"]), CONDITIONS | values.WIRE_TEXTS, values.received(values.headers("a", "b"))),
         filtered,
         (Refused,),
+        always=tuple(
+            (kind, text, message)
+            for kind in ("SQL", "TAG")
+            for text in (*values.WIRE_EXAMPLES, "a = 1 OR b > a", *NESTED)
+            for message in values.each_received({"a": b"1"})[::50]
+        ),
     ),
     Decoder(
-        "gateway: a receipt handle", values.BASE64, ReceiptHandle.parse, (Refused,), ("qmq.gateway.invisible_messages.ReceiptHandle.parse",)
+        "gateway: a receipt handle",
+        values.BASE64,
+        ReceiptHandle.parse,
+        (Refused,),
+        ("qmq.gateway.invisible_messages.ReceiptHandle.parse",),
+        always=values.WIRE_EXAMPLES,
     ),
     Decoder(
         "gateway: a recall handle",
@@ -136,12 +176,14 @@ GATEWAY: Final = (
         lambda text: DelayedId.parse(topic_sending.parse_recall_handle(text)[1]),
         (errors.CallerError,),
         ("qmq.gateway.topic_sending.parse_recall_handle",),
+        always=values.WIRE_EXAMPLES,
     ),
     Decoder(
         "gateway: names",
         st.builds(api.Resource, name=values.WIRE_TEXTS, resource_namespace=values.WIRE_TEXTS),
         lambda each: (rocketmq_names.subject_of_topic(each), rocketmq_names.group_of_resource(each)),
         (Refused,),
+        always=tuple(api.Resource(name=each, resource_namespace=each) for each in values.WIRE_EXAMPLES),
     ),
     Decoder(
         "gateway: a signature",
@@ -154,6 +196,7 @@ GATEWAY: Final = (
         ).map(lambda found: {name: text.encode("latin-1", "replace").decode("latin-1") for name, text in found.items()}),
         GatewayCredentials({}).authenticate,
         (Refused,),
+        always=tuple({"x-mq-date-time": each, "authorization": each} for each in values.WIRE_EXAMPLES),
     ),
     Decoder(
         "gateway: the file of keys",
@@ -161,6 +204,7 @@ GATEWAY: Final = (
         in_file(GatewayCredentials.load),
         (errors.InvalidArgument,),
         ("qmq.gateway.gateway_credentials.GatewayCredentials.load",),
+        always=values.each_change([{"access_key": "a", "secret_key": "b", "token": "c"}]),
     ),
 )
 
@@ -171,6 +215,7 @@ EVENT: Final = {"id": "1", "source": "/s", "type": "t", "specversion": "1.0"}
 EVENTS: Final = values.objects(
     data=values.JSON_VALUES, data_base64=values.BASE64, datacontenttype=st.just("text/plain"), x=values.TEXTS, partitionkey=values.TEXTS
 ).map(lambda fields: {**EVENT, **fields})
+MORE_EVENT: Final = {**EVENT, "data": {"a": [1]}, "datacontenttype": "text/plain", "x": "y", "partitionkey": "k"}
 MEDIA: Final = st.sampled_from([cloud_event.STRUCTURED, cloud_event.BATCH, "application/json", "text/plain", ""])
 
 
@@ -185,6 +230,7 @@ HTTP: Final = (
         lambda message: shown(http_site.message_fields("r", message)),
         (),
         ("qmq.integrations.cloud_event.Event.structured",),
+        always=(*values.each_received(dict.fromkeys(ATTRIBUTES, b"1")), *values.each_received(event_headers({}))),
     ),
     Decoder(
         "HTTP: a request that sends, and CloudEvents in each mode",
@@ -192,6 +238,9 @@ HTTP: Final = (
         lambda given: [each.headers for each in http_requests.messages_of({**given[1], "content-type": given[0]}, given[2])],
         (errors.InvalidArgument,),
         ("qmq.integrations.http.http_requests._json", "qmq.integrations.cloud_event.of_structured"),
+        always=tuple(
+            (media, {}, each) for media in (cloud_event.STRUCTURED, cloud_event.BATCH, "") for each in values.each_change(MORE_EVENT)
+        ),
     ),
     Decoder(
         "HTTP: a request that receives",
@@ -199,6 +248,7 @@ HTTP: Final = (
         http_requests.receive_of,
         (errors.InvalidArgument,),
         ("qmq.integrations.http.http_requests._number",),
+        always=values.each_change({"messages_max": 1, "wait_s": 1, "invisible_s": 1}),
     ),
     Decoder(
         "HTTP: a request that settles",
@@ -207,12 +257,14 @@ HTTP: Final = (
         ),
         http_requests.settle_of,
         (errors.InvalidArgument,),
+        always=values.each_change({"receipts": ["r"], "verdict": "nack", "delay_s": 1, "error": "e"}),
     ),
     Decoder(
         "HTTP: options of a request that sends",
         st.dictionaries(st.sampled_from(["key", "delay_s"]), values.TEXTS),
         lambda query: http_requests.send_options(query, ()),
         (errors.InvalidArgument,),
+        always=tuple({name: each} for name in ("key", "delay_s") for each in values.TEXT_EXAMPLES),
     ),
     Decoder(
         "server-sent events: Last-Event-ID",
@@ -223,6 +275,11 @@ HTTP: Final = (
         lambda text: server_sent_events.position_text(server_sent_events.positions_of(text)),
         (errors.InvalidArgument,),
         (),
+        always=(
+            *values.TEXT_EXAMPLES,
+            *[f"g1/{each}/5" for each in values.TEXT_EXAMPLES],
+            *[f"g1/0/{each}" for each in values.TEXT_EXAMPLES],
+        ),
     ),
 )
 
@@ -261,6 +318,10 @@ TASKS: Final = (
         unpacked,
         (envelope.NotKombu,),
         ("qmq.integrations.kombu.envelope.unpacked", "qmq.integrations.kombu.envelope.expired"),
+        always=(
+            *[(b"[]", each, 5) for each in values.each_change(KOMBU)],
+            *[(each, json.dumps(KOMBU).encode(), 5) for each in values.BYTE_EXAMPLES],
+        ),
     ),
     Decoder(
         "Celery: a command of remote control",
@@ -268,20 +329,28 @@ TASKS: Final = (
         envelope.revoked_tasks,
         (),
         ("qmq.integrations.kombu.envelope.revoked_tasks",),
+        always=values.each_change({"method": "revoke", "arguments": {"task_id": ["a"]}}),
     ),
-    Decoder("kombu: a queue's name", values.TEXTS, envelope.name_of),
+    Decoder(
+        "kombu: a queue's name",
+        values.TEXTS,
+        envelope.name_of,
+        always=values.TEXT_EXAMPLES,
+    ),
     Decoder(
         "Dramatiq: a message",
         values.json_of(values.changed(DRAMATIQ)),
         dramatiq.decoded,
         (DecodeError,),
         ("qmq.integrations.dramatiq.decoded",),
+        always=values.each_change(DRAMATIQ),
     ),
     Decoder(
         "FastStream: a message",
         values.received(values.headers("content-type", "correlation_id", "reply_to", text=st.just("application/json") | values.WIRE_TEXTS)),
         lambda message: asyncio.run(faststream(message)),
         (payloads.Undecodable,),
+        always=values.each_received({"content-type": b"application/json", "correlation_id": b"1", "reply_to": b"r"}),
     ),
 )
 
@@ -291,6 +360,12 @@ MASKED: Final = frozenset({"a", "card"})
 FORM: Final = st.dictionaries(
     st.sampled_from(["subject", "error", "since", "id", "rate", "max", "set", "unset", "body", "edit"]),
     values.WIRE_TEXTS | st.sampled_from(["a.b=1", "a=[1", 'a="\\ud800"', "a=" + "[" * 5_000, "a.=1", "body", "a=" + "9" * 5_000]),
+)
+
+EACH_FORM: Final = tuple(
+    {name: each}
+    for name in ("subject", "error", "since", "id", "rate", "max", "set", "unset", "body", "edit")
+    for each in (*values.WIRE_EXAMPLES, "a.b=1", "a=[1", 'a="\\ud800"', "a=" + "[" * 5_000, "a.=1", "body", "a=" + "9" * 5_000)
 )
 
 
@@ -331,6 +406,7 @@ DESCRIPTION: Final = {
     "issuer": "https://idp",
     **dict.fromkeys(("authorization_endpoint", "token_endpoint", "jwks_uri"), "https://idp/x"),
 }
+ANSWER: Final = {"access_token": "a", "id_token": "i", "refresh_token": "r", "expires_in": 5}
 
 CONSOLE: Final = (
     Decoder(
@@ -339,9 +415,13 @@ CONSOLE: Final = (
         on_a_page,
         (),
         ("qmq.console.bodies._fields_of", "qmq.console.bodies._flat", "qmq.console.bodies.text_or_hex"),
+        always=values.each_browsed(),
     ),
     Decoder(
-        "console: a delayed message", delayed(), lambda message: (delay_page.next_runs(message), body_view(message.body or b"", MASKED))
+        "console: a delayed message",
+        delayed(),
+        lambda message: (delay_page.next_runs(message), body_view(message.body or b"", MASKED)),
+        always=each_delayed(),
     ),
     Decoder(
         "console: a place in a subject",
@@ -349,6 +429,11 @@ CONSOLE: Final = (
         lambda text: [on_the_wire(at) for at in message_finding.ReadPlace.parse(text).positions.values()],
         (errors.InvalidArgument,),
         (),
+        always=(
+            *values.TEXT_EXAMPLES,
+            *[f"{each},0:0:g1" for each in values.TEXT_EXAMPLES],
+            *[f"0,{each}:{each}:g1" for each in values.TEXT_EXAMPLES],
+        ),
     ),
     Decoder(
         "console: a time",
@@ -356,6 +441,7 @@ CONSOLE: Final = (
         lambda text: time_of(message_finding.moment_ms(text)),
         (errors.InvalidArgument,),
         ("qmq.console.message_finding.moment_ms",),
+        always=values.TEXT_EXAMPLES,
     ),
     Decoder(
         "console: a form for dead letters, and the letters",
@@ -368,6 +454,7 @@ CONSOLE: Final = (
             "qmq.operations.letter_edit._object",
             "qmq.operations.letter_edit.LetterEdit.options",
         ),
+        always=tuple((form, message) for form in EACH_FORM for message in values.each_received(LETTER_HEADERS)[:: len(EACH_FORM)]),
     ),
     Decoder(
         "console: the identity provider's answers",
@@ -380,5 +467,9 @@ CONSOLE: Final = (
         provider,
         (errors.NotAuthenticated, errors.InvalidArgument),
         ("qmq.console.oidc._object",),
+        always=(
+            *[(each, b"{}") for each in values.each_change(DESCRIPTION)],
+            *[(json.dumps(DESCRIPTION).encode(), each) for each in values.each_change(ANSWER)],
+        ),
     ),
 )

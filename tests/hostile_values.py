@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import base64
 import json
+import math
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from types import MappingProxyType
 from typing import Any, Final
 
 import hostile
@@ -19,30 +22,32 @@ from qmq.batch_columns import Columns
 from qmq.client.browse_selection import BrowsedMessage, BrowsedQueue
 from qmq.client.message import Decoded, Message, Slice
 
-NUMBERS: Final = st.one_of(
-    st.sampled_from(["²", "٣", "1_000", " 1", "+1", "-0", "-1", "1.", "1.5", "infinity", "NaN", "1e999", "1e400", "", "0" * 30, "0x10"]),
-    st.sampled_from([2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64, 10**40]).map(str),
-    st.just("9" * 5_000),
-    st.integers().map(str),
+NUMBER_TEXTS: Final = (
+    *("²", "٣", "1_000", " 1", "+1", "-0", "-1", "1.", "1.5", "infinity", "NaN", "1e999", "1e400", "", "0" * 30, "0x10", "9" * 5_000),
+    *[str(each) for each in (2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64, 10**40)],
 )
+NUMBERS: Final = st.sampled_from(NUMBER_TEXTS) | st.integers().map(str)
 DIGITS: Final = st.sampled_from(["0", "5", "²", "٣", str(2**63 - 1), str(2**63), "9" * 19, "9" * 5_000, "0" * 30]) | NUMBERS
 """Numbers where a decoder wants digits only."""
-TIMES_MS: Final = st.one_of(
-    st.integers(0, 2**63 - 1), st.sampled_from([0, 253_402_300_799_999, 253_402_300_800_000, 2**62, 2**63 - 1]), st.integers(0, 2**42)
-)
+TIME_EXAMPLES_MS: Final = (0, 253_402_300_799_999, 253_402_300_800_000, 2**62, 2**63 - 1)
+TIMES_MS: Final = st.integers(0, 2**63 - 1) | st.sampled_from(TIME_EXAMPLES_MS) | st.integers(0, 2**42)
 """Create times as a batch holds them: also those of the year 10000 and later."""
 ANY_TIMES_MS: Final = TIMES_MS | TIMES_MS.map(lambda time: -time) | st.integers()
-TIME_TEXTS: Final = st.one_of(
-    st.sampled_from(
-        ["9999-12-31T23:59:59-01:00", "0001-01-01T00:00+14:00", "10000-01-01", "2027-02-30", "2027-01-01T24:00", "2027-W01", "20270101T00Z"]
-    ),
-    st.datetimes().map(lambda time: time.isoformat()),
-    NUMBERS,
+_TIMES: Final = (
+    *("9999-12-31T23:59:59-01:00", "0001-01-01T00:00+14:00", "10000-01-01", "2027-02-30", "2027-01-01T24:00", "2027-W01", "20270101T00Z"),
+    *("0001-01-01T00:00", "9999-12-31T23:59:59.999999Z"),
 )
+TIME_TEXTS: Final = st.sampled_from(_TIMES) | st.datetimes().map(lambda time: time.isoformat()) | NUMBERS
+TEXT_EXAMPLES: Final = (
+    *(*hostile.TEXTS, *hostile.NAMES, "\x00", "a\x00b", "\ud800", "\udfff\ud800", "\r\n", "é", "x" * 5_000),
+    *(*NUMBER_TEXTS, *_TIMES),
+)
+"""Each of them broke a decoder of text once: a decoder of text sees all of them in every run."""
+WIRE_EXAMPLES: Final = tuple(each.encode("utf-8", "replace").decode() for each in TEXT_EXAMPLES)
 TEXTS: Final = st.one_of(
     st.text(max_size=40),
     st.text(st.characters(categories=["Cs", "Cc", "Nd", "No", "L"]), max_size=20),
-    st.sampled_from([*hostile.TEXTS, *hostile.NAMES, "\x00", "a\x00b", "\ud800", "\udfff\ud800", "\r\n", "é", "x" * 5_000]),
+    st.sampled_from(TEXT_EXAMPLES),
     NUMBERS,
     TIME_TEXTS,
 )
@@ -65,10 +70,14 @@ DEEP: Final = (
 JSON_BYTES: Final = JSON_VALUES.map(lambda value: json.dumps(value).encode()) | JSON_VALUES.map(
     lambda value: json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
 )
+BYTE_EXAMPLES: Final = (
+    *(*DEEP, b"", b"1e999", b"NaN", b"-Infinity", b'"\\ud800"', b"1" * 5_000, b"\xef\xbb\xbf{}", b"{}", b"[]", b"null", b"[null]", b"\xff"),
+    *hostile.BODIES,
+    *[each.encode("utf-8", "surrogatepass") for each in TEXT_EXAMPLES],
+)
 BYTES: Final[st.SearchStrategy[bytes]] = st.one_of(
     st.binary(max_size=60),
-    st.sampled_from([*DEEP, b"", b"1e999", b"NaN", b"-Infinity", b'"\\ud800"', b"1" * 5_000, b"\xef\xbb\xbf{}", b"{}", b"[]", b"null"]),
-    st.sampled_from(hostile.BODIES),
+    st.sampled_from(BYTE_EXAMPLES),
     JSON_BYTES,
     TEXTS.map(lambda text: text.encode("utf-8", "surrogatepass")),
     TEXTS.map(lambda text: text.encode("utf-16", "surrogatepass")),
@@ -101,6 +110,44 @@ def changed(draw: st.DrawFn, good: Any) -> Any:
     return value
 
 
+JSON_EXAMPLES: Final = (
+    *(None, True, 0, -1, 2**63, 10**40, 1.5, math.nan, math.inf, "", "x", "\ud800", "²", "10000-01-01", [], {}, [None], {"": None}),
+    *("a=1\r\nb", ["\ud800"], {"\ud800": 1}),
+)
+_IN_JSON: Final = (
+    *JSON_EXAMPLES,
+    *("%1e999%", "%1" + "0" * 5_000 + "%", "%" + "[" * 150 + "]" * 150 + "%", "%" + "[" * 900 + "]" * 900 + "%"),
+)
+"""What stands between two % is JSON that Python does not write."""
+
+
+def each_change(good: Any) -> tuple[bytes, ...]:
+    """A good value as JSON; the same with each part, at any depth, gone, and with each hostile value in its place; and hostile bytes."""
+    found = [good]
+    for path in _paths(good):
+        for replacement in (_GONE, *_IN_JSON):
+            value = deepcopy(good)
+            place = value
+            for step in path[:-1]:
+                place = place[step]
+            if replacement is _GONE:
+                del place[path[-1]]
+            else:
+                place[path[-1]] = replacement
+            found.append(value)
+    return (*[json.dumps(each).replace('"%', "").replace('%"', "").encode() for each in found], *BYTE_EXAMPLES)
+
+
+_GONE: Final = object()
+
+
+def _paths(value: Any) -> Iterator[tuple[Any, ...]]:
+    steps = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
+    for step in steps:
+        yield (step,)
+        yield from ((step, *rest) for rest in _paths(value[step]))
+
+
 def json_of(values: st.SearchStrategy[Any]) -> st.SearchStrategy[bytes]:
     """The values as JSON, and any bytes."""
     return values.map(lambda value: json.dumps(value).encode()) | BYTES
@@ -112,25 +159,54 @@ def headers(*names: str, text: st.SearchStrategy[str] = WIRE_TEXTS) -> st.Search
     return st.dictionaries(st.sampled_from(names) | WIRE_TEXTS if names else WIRE_TEXTS, values, max_size=6)
 
 
+def _batch(
+    body: bytes = b"b",
+    key: bytes = b"",
+    tags: tuple[str, ...] = (),
+    found: Mapping[str, bytes] | None = None,
+    times_ms: tuple[int, int] = (5, 6),
+    message_id: bytes | None = None,
+    producer_id: int = 1,
+) -> Decoded:
+    columns = Columns([body], keys=[key], tags=[tags], headers=[found or {}], message_ids=message_id and [message_id])
+    _, region = encode(b"s", columns, producer_id=producer_id, batch_sequence=3, create_time_ms=times_ms[0])
+    return Decoded(BatchView(Envelope(0, len(region), crc32c(region), 7, times_ms[1], 1, 1, 1), region))
+
+
 @st.composite
 def _decoded(draw: st.DrawFn, found: st.SearchStrategy[dict[str, bytes]], bodies: st.SearchStrategy[bytes]) -> Decoded:
-    columns = Columns(
-        [draw(bodies)],
-        keys=[draw(BYTES)],
-        tags=[tuple(draw(st.lists(WIRE_TEXTS, max_size=2)))],
-        headers=[draw(found)],
-        message_ids=draw(st.none() | st.binary(min_size=16, max_size=16).map(lambda each: [each])),
+    return _batch(
+        draw(bodies),
+        draw(BYTES),
+        tuple(draw(st.lists(WIRE_TEXTS, max_size=2))),
+        draw(found),
+        (draw(TIMES_MS), draw(TIMES_MS)),
+        draw(st.none() | st.binary(min_size=16, max_size=16)),
+        draw(st.integers(0, 2**64 - 1)),
     )
-    _, region = encode(b"s", columns, producer_id=draw(st.integers(0, 2**64 - 1)), batch_sequence=3, create_time_ms=draw(TIMES_MS))
-    return Decoded(BatchView(Envelope(0, len(region), crc32c(region), 7, draw(TIMES_MS), 1, 1, 1), region))
+
+
+def _each_batch(good: Mapping[str, bytes]) -> Iterator[Decoded]:
+    """Messages with these headers: each hostile value in each header, as the key, as the body, as a tag and as a header's name."""
+    for each in BYTE_EXAMPLES:
+        yield _batch(each, found=good)
+        yield _batch(key=each, found=good)
+        yield from [_batch(found={**good, name: each}) for name in good]
+    for text in WIRE_EXAMPLES:
+        yield _batch(tags=(text,), found={**good, text: b"x"})
+    yield from [_batch(found={other: value for other, value in good.items() if other != name}) for name in good]
+    yield from [_batch(found=good, times_ms=(time, time)) for time in TIME_EXAMPLES_MS]
 
 
 def browsed(
     found: st.SearchStrategy[dict[str, bytes]] | None = None, bodies: st.SearchStrategy[bytes] = BYTES
 ) -> st.SearchStrategy[BrowsedMessage]:
     """Stored messages as a browser reads them, whose key, tags, headers, times and body a stranger chose."""
-    queue = BrowsedQueue("s", "g1", 0, 8)
-    return _decoded(headers() if found is None else found, bodies).map(lambda batch: BrowsedMessage(batch, 0, queue))
+    return _decoded(headers() if found is None else found, bodies).map(_as_browsed)
+
+
+def each_browsed() -> tuple[BrowsedMessage, ...]:
+    return tuple(map(_as_browsed, _each_batch({"a": b"x"})))
 
 
 class Untouched:
@@ -143,8 +219,16 @@ def received(
     found: st.SearchStrategy[dict[str, bytes]] | None = None, bodies: st.SearchStrategy[bytes] = BYTES
 ) -> st.SearchStrategy[Message]:
     """The same as a consumer gets them."""
+    return _decoded(headers() if found is None else found, bodies).map(_as_received)
 
-    def message(batch: Decoded) -> Message:
-        return Slice(batch, 0, 1, 1, 0, Untouched()).message(0)  # type: ignore[arg-type]
 
-    return _decoded(headers() if found is None else found, bodies).map(message)
+def each_received(good: Mapping[str, bytes] = MappingProxyType({})) -> tuple[Message, ...]:
+    return tuple(map(_as_received, _each_batch(good)))
+
+
+def _as_browsed(batch: Decoded) -> BrowsedMessage:
+    return BrowsedMessage(batch, 0, BrowsedQueue("s", "g1", 0, 8))
+
+
+def _as_received(batch: Decoded) -> Message:
+    return Slice(batch, 0, 1, 1, 0, Untouched()).message(0)  # type: ignore[arg-type]

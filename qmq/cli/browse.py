@@ -16,7 +16,7 @@ from rich.text import Text
 import qmq
 from qmq.cli.output import SERVER, Server, console, errors, fail, run
 from qmq.cli.table import ELLIPSIS, View, relative
-from qmq.cli.times import parse_duration, parse_when
+from qmq.cli.times import parse_duration, parse_when, shifted
 from qmq.clock import time_of
 from qmq.errors import InvalidArgument, QmqError
 from qmq.operations.key_texts import key_text, parse_key
@@ -81,7 +81,7 @@ def moment(text: str | None) -> datetime | None:
         return None
     if "T" in text.upper() or ":" in text or "-" in text:
         return parse_when(text)
-    return datetime.fromtimestamp(time.time(), UTC) - parse_duration(text)
+    return shifted(datetime.fromtimestamp(time.time(), UTC), -parse_duration(text))
 
 
 def _key(text: str | None) -> bytes | None:

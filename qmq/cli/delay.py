@@ -14,7 +14,7 @@ from qmq.cli.delay_view import list_table, message_facts, message_view, moment, 
 from qmq.cli.known_names import require_subject
 from qmq.cli.output import SERVER, DryRun, Json, Server, ask, console, errors, run, show, tell_silent
 from qmq.cli.route_commands import emit
-from qmq.cli.times import parse_duration, parse_when
+from qmq.cli.times import parse_duration, parse_when, shifted
 from qmq.client.due_times import due_ms
 from qmq.client.partial import Partial
 from qmq.errors import InvalidArgument, TooLate
@@ -150,11 +150,3 @@ def parse_shift(text: str) -> timedelta:
     """Parse a duration with an optional sign. Raises InvalidArgument."""
     found = parse_duration(text.removeprefix("-").removeprefix("+"))
     return -found if text.startswith("-") else found
-
-
-def shifted(time: datetime, by: timedelta) -> datetime:
-    """The time moved by a duration. Raises InvalidArgument if the result is outside the calendar."""
-    try:
-        return time + by
-    except OverflowError:
-        raise InvalidArgument(f"{by.days:,} days from {moment(time)} is outside the calendar: choose a shorter duration") from None

@@ -12,15 +12,15 @@ from qmq.operations.finding import in_words
 
 _UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
+_PARTS: Final = re.compile(f"(?:{_PART.pattern})+", re.ASCII)
 
 
 def parse_duration(text: str) -> timedelta:
     """Parse a duration such as "10m", "1h30m", "2d", "1w", "1.5s" or "500ms". Raises InvalidArgument."""
-    parts = _PART.findall(text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
+    if not _PARTS.fullmatch(text):
         raise InvalidArgument(f"{text!r} is not a duration: write 90s, 10m, 1h30m, 2d or 1w")
     try:
-        return sum((timedelta(**{_UNITS[unit]: float(number)}) for number, unit in parts), timedelta())
+        return sum((timedelta(**{_UNITS[unit]: float(number)}) for number, unit in _PART.findall(text)), timedelta())
     except OverflowError:
         raise InvalidArgument(f"{text!r} is too long a duration") from None
 
@@ -45,6 +45,14 @@ def parse_when(text: str) -> datetime:
     if found.utcoffset() is None:
         raise InvalidArgument(f"{text!r} has no time zone: write {found.isoformat()}+01:00, or {found.isoformat()}Z for UTC")
     return found
+
+
+def shifted(time: datetime, by: timedelta) -> datetime:
+    """The time moved by a duration. Raises InvalidArgument if the result is outside the calendar."""
+    try:
+        return time + by
+    except OverflowError:
+        raise InvalidArgument(f"{by.days:,} days from {time:%Y-%m-%d} is outside the calendar: choose a shorter duration") from None
 
 
 def age(lag_ms: int) -> str:

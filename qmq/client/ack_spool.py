@@ -92,7 +92,7 @@ def unpack(data: bytes) -> tuple[Origin, list[Kept]]:
     try:
         head = json.loads(first)
         if head["version"] != VERSION:
-            raise ValueError(f"version {head['version']} of the format, which only newer clients know")
+            raise ValueError(f"version {head['version']!r} of the format, which only newer clients know")
         origin = Origin(str(head["broker_group"]), Attach.unpack(json.dumps(head["attach"]).encode()))
         return origin, [_kept(json.loads(line)) for line in lines]
     except (KeyError, TypeError, RecursionError, ProtocolViolation) as cause:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, Final, TypeVar
 
+from qmq.client.message_checks import utf8
 from qmq.errors import InvalidArgument
 from qmq.json_values import parse_json
 from qmq.schemas import avro_schema, json_schema
@@ -46,7 +47,7 @@ class DeclaredSchema:
 
     def struct(self) -> Struct:
         """The fields. Raises InvalidArgument, which names the field that cannot be."""
-        size = len(self.text.encode())
+        size = len(utf8("a schema", self.text))
         if size > TEXT_BYTES_MAX:
             raise InvalidArgument(f"a schema has at most {TEXT_BYTES_MAX >> 10} KiB, not {size} bytes")
         return json_schema.parse(self.text) if self.format is SchemaFormat.JSON_SCHEMA else avro_schema.parse(self.text)

@@ -43,6 +43,9 @@ CHOSEN_CLAIMS: Final = frozenset(
     {"name", "given_name", "family_name", "middle_name", "nickname", "preferred_username", "profile", "website", "email"}
 )
 
+_INVALID: Final = (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError)
+"""What PyJWT and `int` raise for a token: not all versions of PyJWT turn errors of Python's JSON parser into their own."""
+
 Fetch = Callable[[], bytes]
 
 
@@ -99,7 +102,7 @@ class JwtVerifier:
                 options={"require": ["exp", "iss", "aud"], "verify_exp": False, "verify_nbf": False, "verify_iat": False},
             )
             ends_ms, begins_ms = int(claims["exp"]) * 1000, int(claims.get("nbf", 0)) * 1000
-        except (jwt.PyJWTError, ValueError, TypeError) as cause:
+        except _INVALID as cause:
             raise NotAuthenticated(f"the token of {self._config.issuer} is not valid: {cause}") from None
         now_ms = self._now_ms()
         ends_ms += LEEWAY_S * 1000
@@ -133,7 +136,7 @@ class JwtVerifier:
     def _key_of(self, token: str) -> Any:
         try:
             key_id = str(jwt.get_unverified_header(token).get("kid", ""))
-        except jwt.PyJWTError:
+        except _INVALID:
             raise NotAuthenticated("this is not a token of this cluster or of its identity provider") from None
         keys = self._keys
         if self._monotonic_s() - keys.fetched_s > REFRESH_S or (key_id not in keys.by_id and "" not in keys.by_id):

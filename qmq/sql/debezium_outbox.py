@@ -28,6 +28,7 @@ from uuid import UUID
 
 from sqlalchemy import bindparam, delete, insert, select
 
+from qmq.client.message_checks import utf8
 from qmq.errors import InvalidArgument, QmqError
 from qmq.model import MessageId
 from qmq.sql.database_connection import DatabaseConnection, finish
@@ -191,20 +192,22 @@ class DebeziumIntake:
 
 
 def message_id(identifier: Any) -> tuple[MessageId, str]:
-    """The id of the message that a row becomes, and the row's id as a text. An id that is no UUID is hashed."""
+    """The id of the message that a row becomes, and the row's id as a text. An id that is no UUID is hashed. Raises InvalidArgument."""
     if isinstance(identifier, bytes | bytearray | memoryview) and len(identifier) == 16:
         identifier = UUID(bytes=bytes(identifier))
     shown = str(identifier)
     try:
         return MessageId.parse(UUID(shown).hex), shown
     except ValueError:
-        return MessageId.parse(hashlib.blake2b(shown.encode(), digest_size=16).hexdigest()), shown
+        return MessageId.parse(hashlib.blake2b(utf8("a row's id", shown), digest_size=16).hexdigest()), shown
 
 
 def body_of(payload: Any) -> bytes:
-    """The body for a payload from the database: bytes and text unchanged, parsed values as JSON text; empty for a tombstone."""
+    """The body for a payload from the database: bytes and text unchanged, parsed values as JSON text; empty for a tombstone. Raises
+    InvalidArgument.
+    """
     if payload is None:
         return b""
     if isinstance(payload, bytes | bytearray | memoryview):
         return bytes(payload)
-    return payload.encode() if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode()
+    return utf8("a payload", payload if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False, separators=(",", ":")))

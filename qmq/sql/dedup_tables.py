@@ -17,6 +17,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from qmq.client.message_checks import utf8
 from qmq.errors import InvalidArgument
 from qmq.sql.dialects import check_dialect
 
@@ -68,10 +69,7 @@ class Record:
         for what, value in (("group", self.group), ("subject", self.subject), ("key", self.id)):
             if not isinstance(value, str) or not value or "\0" in value:
                 raise InvalidArgument(f"the {what} of a finished message must be a non-empty text without NUL, not {value!r}")
-            try:
-                size = len(value.encode())
-            except UnicodeEncodeError as cause:
-                raise InvalidArgument(f"the {what} {value!r} of a finished message cannot be written as UTF-8") from cause
+            size = len(utf8(f"the {what} of a finished message", value))
             if size > KEY_BYTES_MAX:
                 raise InvalidArgument(
                     f"the {what} of a finished message has {size} bytes, and at most {KEY_BYTES_MAX} are allowed: give a shorter one, "

@@ -1,6 +1,7 @@
 """Every decoder of what stands in a message, a request, a file or an object: any input gives a value or the decoder's own typed reason.
 
-`DECODERS` is the list. The first test feeds each of them what `tests/hostile_values.py` has. The last test keeps the list complete by a
+`DECODERS` is the list. The first test feeds each of them what `tests/hostile_values.py` has: its `always` in every run, then what
+Hypothesis chooses. The last test keeps the list complete by a
 mechanical rule: in the packages of SURFACES, each function that calls a conversion which raises for bytes or text that it does not like
 (CONVERSIONS) is run by a decoder of the list, which names it in `runs`, or stands in OTHERS with the reason why nobody else writes what it
 reads. Conversions of numbers are not looked at in modules that calculate with numpy: there they take a number out of an array. What is on
@@ -12,7 +13,6 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,16 +38,21 @@ def test_any_input_is_a_value_or_a_typed_reason(decoder: Decoder) -> None:
         if event == "call":
             seen.add(name_of(frame.f_globals.get("__name__", ""), frame.f_code.co_qualname))
 
-    @given(decoder.inputs)
     def decode(value: Any) -> None:
+        is_shown, text = True, ""
         sys.setprofile(None if set(decoder.runs) <= seen else called)
         try:
-            with suppress(*decoder.raises):
-                decoder.decode(value)
+            decoder.decode(value)
+        except decoder.raises as reason:
+            text = str(reason)
+            is_shown = text.encode(errors="ignore").decode() == text
         finally:
             sys.setprofile(None)
+        assert is_shown, f"no page and no answer can hold the reason {text!a}"
 
-    decode()
+    for value in decoder.always:
+        decode(value)
+    given(decoder.inputs)(decode)()
     assert set(decoder.runs) <= seen, "the decoder does not run what it names"
 
 

@@ -91,14 +91,14 @@ class LoadJournal:
             found = parse_json(data[:end].splitlines()[-1])
             if found["version"] != VERSION:
                 raise ValueError(f"version {found['version']}")
-            state = LoadState.of_json(found)
+            load, state = found["load"], LoadState.of_json(found)
         except (ValueError, KeyError, TypeError) as cause:
             raise InvalidArgument(
                 f"{path} is not a state file ({cause}): remove it to start over, or give another file with --state"
             ) from None
-        if found["load"] != self._load:
+        if load != self._load:
             raise InvalidArgument(
-                f"{path} is the state file of another load ({json.dumps(found['load'])}): remove it, or give another file with --state"
+                f"{path} is the state file of another load ({json.dumps(load)}): remove it, or give another file with --state"
             )
         return state
 

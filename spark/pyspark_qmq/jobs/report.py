@@ -75,9 +75,13 @@ class Made(NamedTuple):
 
 
 def plain(value: object) -> Any:
-    """A cell for JSON. Bytes become text if they are UTF-8, otherwise `hex:00ff` (as `qmq dlq` writes keys). NaN becomes null."""
-    if value is None or isinstance(value, bool | int | str):
+    """A cell for JSON. Bytes become text if they are UTF-8, otherwise `hex:00ff` (as `qmq dlq` writes keys). NaN becomes null.
+    Half of a surrogate pair, which no file can hold, becomes its escape.
+    """
+    if value is None or isinstance(value, bool | int):
         return value
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, bytes | bytearray):
@@ -86,7 +90,7 @@ def plain(value: object) -> Any:
         aware = value if value.tzinfo else value.replace(tzinfo=UTC)
         return aware.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {plain(str(key)): plain(each) for key, each in value.items()}
     if isinstance(value, Sequence):
         return [plain(each) for each in value]
     if isinstance(value, Decimal):
