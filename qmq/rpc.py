@@ -40,6 +40,8 @@ CODE: Final = "qmq-code"
 OUTCOME: Final = "qmq-outcome"
 RETRY: Final = "qmq-retry-after-ms"
 MESSAGE_BYTES_MAX: Final = 32 * 1024 * 1024
+DETAILS_BYTES_MAX: Final = 2_000
+"""The longest text of an error over gRPC. It travels in metadata, of which a client takes 8 to 16 KiB, with up to three bytes for each."""
 
 CHANNEL_OPTIONS: Final = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -83,8 +85,14 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], failure: Exception,
     trailers = [(CODE, str(failure.code)), (OUTCOME, str(failure.outcome.value))]
     if failure.retry_after_ms:
         trailers.append((RETRY, str(failure.retry_after_ms)))
-    await context.abort(_status(failure), failure.message, tuple(trailers))
+    await context.abort(_status(failure), _short(failure.message), tuple(trailers))
     raise AssertionError("abort does not return")
+
+
+def _short(message: str) -> str:
+    """The text of an error as it fits into metadata: an error may repeat what the caller sent."""
+    whole = message.encode("utf-8", "replace")
+    return whole.decode() if len(whole) <= DETAILS_BYTES_MAX else f"{whole[:DETAILS_BYTES_MAX].decode('utf-8', 'ignore')} ..."
 
 
 def answering(method: Callable[[Any, Any], Awaitable[_R]]) -> Callable[[Any, Any, Any], Awaitable[_R]]:

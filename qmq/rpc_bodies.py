@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from qmq.errors import InvalidArgument, Overloaded
 from qmq.network import host_of
@@ -38,7 +39,7 @@ class RequestBodies:
     async def read(self, context: Any, stranger: str) -> Any:
         """The request of a call. `stranger` is the address of a caller without a name (`peer_address`), "" for one with a name.
 
-        Raises InvalidArgument if there is none, Overloaded if a stranger's was not whole in time.
+        Raises InvalidArgument if there is none, or bytes that are no such request; Overloaded if a stranger's was not whole in time.
         """
         loop = asyncio.get_running_loop()
         host = peer_host(stranger) if stranger else ""
@@ -57,6 +58,8 @@ class RequestBodies:
                     if timer is not None:
                         timer.cancel()
                     self._strangers.left(limit)
+        except DecodeError:
+            raise InvalidArgument("the bytes of the call are not a request of this method") from None
         except TimeoutError:
             raise Overloaded("the request did not arrive in time: show a token or a certificate, or send it again") from None
         if found is grpc.aio.EOF:

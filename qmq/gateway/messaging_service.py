@@ -13,8 +13,9 @@ from functools import wraps
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from qmq.errors import QmqError
+from qmq.errors import InvalidArgument, QmqError
 from qmq.gateway.call_counters import CallCounters
 from qmq.gateway.client_sessions import TelemetryStream
 from qmq.gateway.client_settings import CONSUMERS, check_client_type, settings_for_consumer, settings_for_producer
@@ -204,6 +205,8 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
                     if answer.settings.HasField("publishing"):
                         session.published |= {subject_of_topic(each) for each in answer.settings.publishing.topics}
                     await stream.send(answer)
+        except DecodeError:
+            await stream.send(calls.TelemetryCommand(status=_told(InvalidArgument("the bytes of the stream are not a command"))))
         finally:
             session.streams.remove(stream)
 

@@ -5,6 +5,7 @@ There are no locks. Files may grow, which is harmless. When a bucket is closed, 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -38,7 +39,9 @@ class ReplicaScheduleFiles:
         return msgspec.msgpack.encode(found.projection), found.index
 
     def read(self, file: str, offset: int, bytes_max: int) -> bytes:
-        """Read bytes of a file. Safe in a thread. Raises FileNotFoundError, OSError."""
+        """Read bytes of a file; none behind its end. Safe in a thread. Raises FileNotFoundError, OSError."""
         with (self._store / SCHEDULE / file).open("rb") as content:
+            if offset >= os.fstat(content.fileno()).st_size:
+                return b""  # the system refuses places that no file can have
             content.seek(offset)
             return content.read(bytes_max)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -26,6 +27,7 @@ from qmq.errors import (
 )
 from qmq.limits import HEADER_BYTES_MAX
 from qmq.model import DelayedId, MessageId
+from qmq.node.schedule_files import SCHEDULE, ReplicaScheduleFiles
 from qmq.proto.v1 import delay_pb2 as pb
 from qmq.proto.v1 import delay_pb2_grpc
 from qmq.rpc import CHANNEL_OPTIONS, typed_error
@@ -334,3 +336,17 @@ async def test_a_schedule_file_is_read_outside_the_loop_and_in_bounded_parts(ser
     assert end.data == b""
     await service("DescribeSchedule", pb.DescribeScheduleRequest())
     assert threading.main_thread().name not in service.files.read_in
+
+
+@pytest.mark.parametrize("offset", [4, 1 << 40, (1 << 63) - 1])
+async def test_behind_the_end_of_a_file_there_is_nothing(tmp_path: Path, service: Service, offset: int) -> None:
+    file = tmp_path / SCHEDULE / "20261121T130000Z.log"
+    file.parent.mkdir()
+    file.write_bytes(b"data")
+    service.files.read = ReplicaScheduleFiles(tmp_path, lambda: True).read  # type: ignore[method-assign]
+    assert (await service("ReadSchedule", pb.ReadScheduleRequest(file=file.name, offset=offset))).data == b""
+
+
+async def test_an_error_that_repeats_a_long_request_arrives_as_it_is(service: Service) -> None:
+    with pytest.raises(InvalidArgument, match="x" * 500):
+        await service("ShowDelayed", pb.ShowDelayedRequest(id="x" * 100_000))
