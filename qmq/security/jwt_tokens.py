@@ -116,6 +116,8 @@ class JwtVerifier:
         claim = claims.get(self._config.claim)
         if not isinstance(claim, str):
             raise NotAuthenticated(f"the token has no claim {self._config.claim!r}, which says who this is")
+        if self._config.claim == "email" and claims.get("email_verified") in (False, "false"):
+            raise NotAuthenticated("the identity provider has not verified this email address: it names whom the person chose")
         name, at, domain = claim.rpartition("@") if "@" in claim else (claim, "", "")
         wanted = self._config.email_domain.lower()
         if at and (not wanted or domain.lower() != wanted):

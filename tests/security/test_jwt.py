@@ -86,6 +86,13 @@ def test_an_address_of_another_domain_is_another_principal(email: str) -> None:
         verifier(claim="email", email_domain="example.org").verify(token(email=email))
 
 
+def test_an_address_that_is_not_verified_names_no_principal() -> None:
+    given = verifier(claim="email", email_domain="example.org")
+    with pytest.raises(NotAuthenticated, match="not verified"):
+        given.verify(token(email="alice@example.org", email_verified=False))
+    assert given.verify(token(email="alice@example.org", email_verified=True))[0] == Principal("app", "alice")
+
+
 def test_an_address_is_refused_until_its_domain_is_named() -> None:
     with pytest.raises(NotAuthenticated, match="--jwt-email-domain"):
         verifier().verify(token(sub="alice@example.org"))
