@@ -1,7 +1,8 @@
 """Recognises the format of a message's body (JSON, MessagePack, text or bytes as hex) and makes it readable. Pure.
 
 A masked field's value is never shown. A body that cannot be read as fields is masked whole, and so is a text that contains a masked
-field's name, such as JSON within JSON: a rule must not fail because a producer changed its format.
+field's name, such as JSON within JSON, and what stands beside the bare name, as in lists of names and values: a rule must not fail because
+a producer changed its format.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def body_view(body: bytes, masked: Collection[str] = ()) -> BodyView:
     """Decode a body for display, without the values of masked fields."""
     if not body:
         return BodyView("empty", "", 0)
-    read = _fields_of(body)
+    read = _fields_of(body, masked)
     if read is None:
         if masked:
             return BodyView("masked", MASK, len(body), is_masked=True)
@@ -60,27 +61,31 @@ def body_view(body: bytes, masked: Collection[str] = ()) -> BodyView:
     return BodyView(form, text[:SHOWN_CHARS_MAX], len(body), len(text) > SHOWN_CHARS_MAX, shown != value)
 
 
-def _fields_of(body: bytes) -> tuple[str, Any] | None:
+def _fields_of(body: bytes, masked: Collection[str]) -> tuple[str, Any] | None:
     if len(body) > READ_BYTES_MAX:
         return None
     try:
         if body.lstrip()[:1] in (b"{", b"["):
             return "json", parse_json(body)
         if body[0] in _PACKED:
-            return "msgpack", _plain(msgspec.msgpack.decode(body, strict=False), DEPTH_MAX)
+            return "msgpack", _plain(msgspec.msgpack.decode(body, strict=False), DEPTH_MAX, masked)
     except (ValueError, TypeError, RecursionError, msgspec.MsgspecError):
         pass
     return None
 
 
-def _plain(value: Any, depth_left: int) -> Any:
-    """A MessagePack value as JSON can hold it. Raises ValueError if it is nested too deep."""
+def _plain(value: Any, depth_left: int, masked: Collection[str]) -> Any:
+    """A MessagePack value as JSON can hold it. Bytes are searched for masked names here: as hex they would hide them. Raises ValueError if
+    it is nested too deep.
+    """
     if not depth_left:
         raise ValueError("too deep")
     if isinstance(value, dict):
-        return {_leaf(key) if not isinstance(key, str) else key: _plain(each, depth_left - 1) for key, each in value.items()}
+        return {_leaf(key) if not isinstance(key, str) else key: _plain(each, depth_left - 1, masked) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each, depth_left - 1) for each in value]
+        return [_plain(each, depth_left - 1, masked) for each in value]
+    if isinstance(value, bytes) and any(name.encode() in value.lower() for name in masked):
+        return MASK
     return value if isinstance(value, str | int | float | None) else _leaf(value)
 
 
@@ -105,11 +110,20 @@ def _ascii(line: bytes) -> str:
 
 
 def _masked(value: Any, masked: Collection[str]) -> Any:
-    if isinstance(value, dict):
-        return {key: MASK if str(key).lower() in masked else _masked(each, masked) for key, each in value.items()}
     if isinstance(value, str):
         return masked_text(value, masked)
-    return [_masked(each, masked) for each in value] if isinstance(value, list) else value
+    if not isinstance(value, dict | list):
+        return value
+    beside = value.values() if isinstance(value, dict) else value
+    if any(isinstance(each, str) and is_masked(each, masked) for each in beside):
+        return MASK
+    if isinstance(value, dict):
+        return {key: MASK if is_masked(str(key), masked) else _masked(each, masked) for key, each in value.items()}
+    return [_masked(each, masked) for each in value]
+
+
+def is_masked(name: str, masked: Collection[str]) -> bool:
+    return name.strip().lower() in masked
 
 
 def masked_text(text: str, masked: Collection[str]) -> str:
@@ -119,7 +133,7 @@ def masked_text(text: str, masked: Collection[str]) -> str:
 
 def masked_headers(headers: Mapping[str, str], masked: Collection[str]) -> dict[str, str]:
     """Headers as text, without the values of masked fields."""
-    return {name: MASK if name.lower() in masked else masked_text(value, masked) for name, value in headers.items()}
+    return {name: MASK if is_masked(name, masked) else masked_text(value, masked) for name, value in headers.items()}
 
 
 def _leaf(value: Any) -> str:

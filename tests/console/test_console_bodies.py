@@ -60,6 +60,11 @@ FORMS_OF_A_FIELD = [
     msgspec.msgpack.encode({"a": b'{"card": "4111"}'}),
     msgspec.msgpack.encode([{"CARD": ["4111"]}]),
     b'{"card": "4111", "n": NaN}',
+    b'["card", "4111"]',
+    b'{"name": "Card", "value": "4111"}',
+    b'[{"k": "card ", "v": ["4111"]}]',
+    b'{"card ": "4111"}',
+    msgspec.msgpack.encode({"a": b"\xff" + msgspec.msgpack.encode({"card": "4111"})}),
 ]
 
 
