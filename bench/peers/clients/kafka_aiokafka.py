@@ -31,9 +31,8 @@ class Client:
         keys = KEYS if run.phase.ordered else [None] * len(run.bodies)
         run.begin()
         while run.may_send:
-            for body, key in zip(run.bodies, keys, strict=True):
+            for body, key in zip(run.lap(), keys, strict=False):
                 window.append(await self._producer.send(run.phase.topic, body, key))
-            run.sent += len(run.bodies)
             while len(window) > PENDING:
                 await window.popleft()
         await asyncio.gather(*window)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from contextlib import suppress
 from typing import Any
 
 import nats
 from nats.js.api import ConsumerConfig
-from phases import Run, at_a_rate, in_tasks
+from phases import LARGE, Run, at_a_rate, in_tasks
 
 PENDING = 4_000
+PENDING_LARGE = 32
 FETCH = 1_000
 
 
@@ -21,18 +23,24 @@ class Client:
     async def open(self) -> None:
         self._client = await nats.connect(f"nats://{self._address}")
         self._stream = self._client.jetstream(publish_async_max_pending=PENDING)
+        self._large = self._client.jetstream(publish_async_max_pending=PENDING_LARGE)
 
     async def make(self, run: Run) -> None:
         await self._stream.add_stream(name=run.phase.topic, subjects=[run.phase.topic])
         run.begin()
 
     async def publish(self, run: Run) -> None:
+        stream = self._large if run.phase.size > LARGE else self._stream
+        sent = deque[Any]()
         run.begin()
         while run.may_send:
-            for body in run.bodies:
-                await self._stream.publish_async(run.phase.topic, body)
-            run.sent += len(run.bodies)
-        await self._stream.publish_async_completed()
+            for body in run.lap():
+                sent.append(await stream.publish_async(run.phase.topic, body))
+            while sent and sent[0].done():
+                sent.popleft().result()  # a message that is not stored ends the row
+        await stream.publish_async_completed()
+        for each in sent:
+            each.result()
 
     async def awaited(self, run: Run) -> None:
         run.begin()

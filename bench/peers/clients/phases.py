@@ -25,6 +25,8 @@ from typing import Any, Final
 
 RING: Final = 1_000
 HEAD: Final = 16
+LARGE: Final = 16_384
+LAP_LARGE: Final = 10
 KEYS: Final = [b"key-%04d" % number for number in range(RING)]
 """The key of each body of the ring, for ordered rows."""
 
@@ -84,6 +86,15 @@ class Run:
         if self.phase.messages:
             return self.sent < self.phase.messages
         return time.monotonic() - self._begin_s < self.phase.seconds
+
+    def lap(self) -> list[bytes]:
+        """The next bodies of the ring: all, or `LAP_LARGE` long ones, so that the time is looked at often enough."""
+        if self.phase.size <= LARGE:
+            self.sent += RING
+            return self.bodies
+        self.sent += LAP_LARGE
+        start = (self.sent - LAP_LARGE) % RING
+        return self.bodies[start : start + LAP_LARGE]
 
     def stamped(self) -> bytes:
         """The next body, with the time."""

@@ -32,14 +32,14 @@ class Client:
         async with make(topic, acks=self._acks) as producer:
             run.begin()
             while run.may_send:
+                bodies = run.lap()
                 if run.phase.ordered:
-                    producer.send_many(run.bodies, KEYS)
+                    producer.send_many(bodies, KEYS)
                 elif run.phase.each:
-                    for body in run.bodies:
+                    for body in bodies:
                         producer.send(body)
                 else:
-                    producer.send_many(run.bodies)
-                run.sent += len(run.bodies)
+                    producer.send_many(bodies)
                 await (producer.drain() if producer.full else asyncio.sleep(0))
             await producer.flush()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import redis
@@ -31,10 +32,9 @@ class Client:
         run.begin()
         while run.may_send:
             pipe = self._blocking.pipeline(transaction=False)
-            for body in run.bodies:
+            for body in run.lap():
                 pipe.xadd(run.phase.topic, {"b": body})
             pipe.execute()
-            run.sent += len(run.bodies)
 
     async def awaited(self, run: Run) -> None:
         await asyncio.gather(*[self._client.ping() for _ in range(run.phase.tasks)])  # each task has its own connection
@@ -49,7 +49,8 @@ class Client:
     async def consume(self, run: Run) -> None:
         phase = run.phase
         for group in phase.group_names:
-            self._blocking.xgroup_create(phase.topic, group, id="0", mkstream=True)
+            with suppress(redis.ResponseError):  # another process of the row has made it
+                self._blocking.xgroup_create(phase.topic, group, id="0", mkstream=True)
         reader = self._connect(phase.groups * phase.consumers + 1)
         await reader.ping()
         run.begin()

@@ -22,7 +22,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-const ring, pending = 1000, 4000
+const ring, pending, pendingLarge, large = 1000, 4000, 32, 64 << 10
 
 // The clock of Python's monotonic_ns.
 //
@@ -57,7 +57,7 @@ type run struct {
 
 var in = bufio.NewReader(os.Stdin)
 var connection *nats.Conn
-var stream jetstream.JetStream
+var stream, streamLarge jetstream.JetStream
 
 func must(err error) {
 	if err != nil {
@@ -114,14 +114,18 @@ func (r *run) make() {
 }
 
 func (r *run) publish() {
+	sending, lap := stream, ring
+	if r.Size > large {
+		sending, lap = streamLarge, 10
+	}
 	r.ready()
 	for r.maySend() {
-		for number := 0; number < ring; number++ {
-			_, err := stream.PublishAsync(r.Topic, r.next())
+		for number := 0; number < lap; number++ {
+			_, err := sending.PublishAsync(r.Topic, r.next())
 			must(err)
 		}
 	}
-	<-stream.PublishAsyncComplete()
+	<-sending.PublishAsyncComplete()
 }
 
 func (r *run) awaited() {
@@ -233,7 +237,11 @@ func main() {
 	var err error
 	connection, err = nats.Connect("nats://" + os.Args[1])
 	must(err)
-	stream, err = jetstream.New(connection, jetstream.WithPublishAsyncMaxPending(pending))
+	// A message that is not stored ends the row.
+	failed := jetstream.WithPublishAsyncErrHandler(func(_ jetstream.JetStream, _ *nats.Msg, err error) { must(err) })
+	stream, err = jetstream.New(connection, jetstream.WithPublishAsyncMaxPending(pending), failed)
+	must(err)
+	streamLarge, err = jetstream.New(connection, jetstream.WithPublishAsyncMaxPending(pendingLarge), failed)
 	must(err)
 	for {
 		r := &run{phase: phase{Seconds: 5, Size: 100, Tasks: 1, Consumers: 1, Groups: 1, Prefix: "g"}}

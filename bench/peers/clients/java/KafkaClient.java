@@ -74,8 +74,10 @@ public class KafkaClient {
         return messages > 0 ? sent < messages : System.nanoTime() - beginNs < 1e9 * Double.parseDouble(phase.getOrDefault("seconds", "5").toString());
     }
 
-    byte[] key(int number) {
-        return is("ordered") ? String.format("key-%04d", number).getBytes() : null;
+    byte[][] keys() {
+        byte[][] found = new byte[RING][];
+        for (int number = 0; is("ordered") && number < RING; number++) found[number] = String.format("key-%04d", number).getBytes();
+        return found;
     }
 
     // --- what producers do ----------------------------------------------------------------------------------------------
@@ -98,11 +100,13 @@ public class KafkaClient {
 
     void publish() throws Exception {
         KafkaProducer<byte[], byte[]> producer = producer("5"); // the default of 4.x
+        byte[][] keys = keys();
         begin();
         while (maySend()) {
-            for (int number = 0; number < RING; number++)
-                producer.send(new ProducerRecord<>(topic(), key(number), bodies[number]), KafkaClient::check);
-            sent += RING;
+            for (int left = whole("size", 100) > 16384 ? 10 : RING; left > 0; left--, sent++) {
+                int number = (int) (sent % RING);
+                producer.send(new ProducerRecord<>(topic(), keys[number], bodies[number]), KafkaClient::check);
+            }
         }
         producer.flush();
     }
