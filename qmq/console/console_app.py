@@ -32,7 +32,7 @@ from qmq.console.caller import ConsoleCaller
 from qmq.console.console_config import ConsoleConfig, LoginMode
 from qmq.console.console_guard import ConsoleGuard, named_by_port
 from qmq.console.page import ConsolePage, RefusedRequest, Show, rendered, status_of_failure, templates, wording_of
-from qmq.errors import NotAuthenticated, QmqError, QuotaExceeded, Unavailable
+from qmq.errors import InvalidArgument, NotAuthenticated, QmqError, QuotaExceeded, Unavailable
 from qmq.security.client_tokens import check as check_token
 from qmq.web_server import attempt, proven
 
@@ -170,12 +170,24 @@ class ConsoleSite:
             return None
         if self.config.login is not LoginMode.PROXY:
             return found
-        token = request.headers.get(self.config.token_header, "").removeprefix("Bearer ")
-        if not token or request.client is None or request.client.host not in self.config.proxies:
+        token = self._token_of_proxy(request)
+        if not token:
             return None
         if found is not None and found.proxied is not None and hmac.compare_digest(found.proxied.text.encode(), token.encode()):
             return found
         return await self._proxied(found, ProxyToken(check_token(token, self.config.token_header)))
+
+    def _token_of_proxy(self, request: Request) -> str:
+        """The token in a proxy's header; empty if there is none, and if the peer is no proxy. Raises InvalidArgument for several: a proxy
+        that adds its header behind the browser's would leave the choice to the browser.
+        """
+        if request.client is None or request.client.host not in self.config.proxies:
+            return ""
+        shown = request.headers.getlist(self.config.token_header)
+        if len(shown) > 1:
+            raise InvalidArgument(f"{self.config.token_header} came {len(shown)} times: the proxy must replace the browser's")
+        scheme, _, token = shown[0].partition(" ") if shown else ("", "", "")
+        return token if scheme.lower() == "bearer" else "".join(shown)
 
     async def _proxied(self, found: BrowserSession | None, token: ProxyToken) -> BrowserSession:
         """The session of a token that is new here. Raises NotAuthenticated, NotConnected.

@@ -125,6 +125,9 @@ def check(config: ConsoleConfig, *, is_insecure: bool) -> tuple[str, ...]:
         raise InvalidArgument("TLS needs a certificate and its key: --cert and --key together")
     if config.login is LoginMode.PROXY and not config.proxies:
         raise InvalidArgument("--login proxy needs --trusted-proxy ADDRESS: the console ignores token headers from all other addresses")
+    for each in config.proxies:
+        if not _is_address(each):
+            raise InvalidArgument(f"--trusted-proxy is an IP address as the console sees it, such as 10.0.0.7, not {each!r}")
     if config.proxies and config.login is not LoginMode.PROXY:
         raise InvalidArgument("--trusted-proxy is for --login proxy")
     if (config.oidc is None) is (config.login is LoginMode.OIDC):
@@ -135,6 +138,14 @@ def check(config: ConsoleConfig, *, is_insecure: bool) -> tuple[str, ...]:
     if found and not is_insecure:
         raise InvalidArgument(f"{'; '.join(found)}; --insecure (QMQ_INSECURE=1) allows it on a private network (docs/CONSOLE.md)")
     return tuple(found)
+
+
+def _is_address(text: str) -> bool:
+    """Whether this is an IP address, written as addresses of peers are."""
+    try:
+        return str(ipaddress.ip_address(text)) == text
+    except ValueError:
+        return False
 
 
 def _weaknesses(config: ConsoleConfig) -> list[str]:

@@ -14,8 +14,11 @@ from qmq.console.browser_sessions import IDLE_S, LIFE_S, SESSIONS_EACH_MAX, SESS
 from qmq.console.console_app import own_path
 from qmq.console.console_config import ConsoleConfig, LoginMode, check
 from qmq.console.console_guard import FORM_BYTES_MAX
+from qmq.console.console_server import ConsoleServer
 from qmq.errors import InvalidArgument
 from qmq.testing import TestCluster
+
+HOST = "127.0.0.1"
 
 
 @pytest.fixture
@@ -149,6 +152,50 @@ async def test_a_token_by_a_proxy_counts_only_from_the_trusted_one(cluster: Test
     await site.close()
 
 
+async def test_of_a_proxy_s_header_only_one_token_counts_in_one_form(cluster: TestCluster) -> None:
+    tokens = await secured(cluster)
+    alice, bob = (tokens[name].encode() for name in ("op:alice", "op:bob"))
+    server = ConsoleServer(ConsoleConfig("", port=0, login=LoginMode.PROXY, proxies=(HOST,)), lambda token: cluster.client(token=token))
+    await server.start()
+    header = b"x-forwarded-access-token: "
+    statuses = {
+        200: [header + alice, header.upper() + alice, header + b"Bearer " + alice, header + b"bearer " + alice],
+        400: [
+            *(header + alice + b"\r\n" + header + bob, header + b"\r\n" + header + alice, header + alice + b", " + bob),
+            *(
+                header + b"a\x01b",
+                header + b"a\xffb",
+                header + "\ud800".encode("utf-8", "surrogatepass"),
+                header + b"x" * 15_000,
+                header + b"a\x00b",
+            ),
+        ],
+        401: [
+            *(b"x_forwarded_access_token: " + alice, b"X-Forwarded_Access-Token: " + alice, b"authorization: Bearer " + alice, header),
+            *(header + b"node:broker0", header + b"op:alice", header + b"Bearer "),
+        ],
+    }
+    try:
+        for status, heads in statuses.items():
+            for each in heads:
+                answer = await answered(server.port, each)
+                assert answer.startswith(b"HTTP/1.1 %d " % status), (each[:100], answer[:200])
+                assert (b"op:alice" in answer) is (status == 200)
+        assert len(server.site.sessions.callers()) == len(statuses[200])
+    finally:
+        await server.stop()
+
+
+async def answered(port: int, head: bytes) -> bytes:
+    """The answer to a request with these lines in its head."""
+    reader, writer = await asyncio.open_connection(HOST, port)
+    try:
+        writer.write(b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n" + head + b"\r\n\r\n")
+        return await reader.read()
+    finally:
+        writer.close()
+
+
 async def test_a_token_that_the_proxy_renews_keeps_the_session_its_forms_and_its_jobs(cluster: TestCluster) -> None:
     mq = cluster.client()
     await mq.send("orders", b"one")
@@ -264,3 +311,6 @@ def test_a_console_is_not_opened_to_strangers_by_accident() -> None:
         assert check(config, is_insecure=True)
     with pytest.raises(InvalidArgument, match="--trusted-proxy"):
         check(ConsoleConfig("s", login=LoginMode.PROXY), is_insecure=True)
+    for name in ("proxy.local", "10.0.0.0/8", "[::1]", "0:0::1", ""):
+        with pytest.raises(InvalidArgument, match="is an IP address"):
+            check(ConsoleConfig("s", login=LoginMode.PROXY, proxies=(name,)), is_insecure=True)
