@@ -126,7 +126,7 @@ class SqlDedup:
                 transaction.run(lambda executor: records.check(executor, statements, record))
                 transaction.commit()
             if self._is_time_to_expire():
-                self._expire(transaction, statements)
+                self._expire(transaction, statements, record.stored_ms)
         if not is_new:
             yield Once(False, None)
 
@@ -150,13 +150,13 @@ class SqlDedup:
                 await transaction.run(lambda executor: records.check(executor, statements, record))
                 await transaction.commit()
             if self._is_time_to_expire():
-                await self._expire_async(transaction, statements)
+                await self._expire_async(transaction, statements, record.stored_ms)
         if not is_new:
             yield Once(False, None)
 
     def _record(self, message: Named, group: str) -> Record:
         name = str(message.id) if self._key is None else self._key(message)
-        return Record(group, message.subject, name, os.urandom(16).hex()).check_width()
+        return Record(group, message.subject, name, os.urandom(16).hex(), message.append_time_ms).check_width()
 
     # --- before the first message --------------------------------------------------------------------------------------
 
@@ -192,17 +192,17 @@ class SqlDedup:
     def _is_time_to_expire(self) -> bool:
         return next(self._turns) % EXPIRE_EVERY == 0
 
-    def _expire(self, transaction: Transaction, statements: DedupStatements) -> None:
+    def _expire(self, transaction: Transaction, statements: DedupStatements, stored_ms: int) -> None:
         """Delete old records; failures do not affect the message."""
         try:
-            transaction.run(lambda executor: records.expire(executor, statements, self._keep_ms))
+            transaction.run(lambda executor: records.expire(executor, statements, self._keep_ms, stored_ms))
             transaction.commit()
         except Exception as failure:
             _log_expiry(self.table, failure)
 
-    async def _expire_async(self, transaction: AsyncTransaction, statements: DedupStatements) -> None:
+    async def _expire_async(self, transaction: AsyncTransaction, statements: DedupStatements, stored_ms: int) -> None:
         try:
-            await transaction.run(lambda executor: records.expire(executor, statements, self._keep_ms))
+            await transaction.run(lambda executor: records.expire(executor, statements, self._keep_ms, stored_ms))
             await transaction.commit()
         except Exception as failure:
             _log_expiry(self.table, failure)

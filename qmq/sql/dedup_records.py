@@ -68,11 +68,14 @@ def is_there(executor: Executor, statements: DedupStatements, record: Record) ->
     return int(executor.fetch(statements.still_there, statements.parameters(record))[0][0]) == 1
 
 
-def expire(executor: Executor, statements: DedupStatements, keep_ms: int) -> int:
-    """Delete a batch of the oldest records that were not touched for `keep_ms`. Returns the number of deleted records."""
-    found = executor.fetch(statements.expiring, {"keep": keep_ms})
+def expire(executor: Executor, statements: DedupStatements, keep_ms: int, stored_ms: int) -> int:
+    """Delete a batch of the oldest records that were not touched for `keep_ms`, by the earlier of the database's clock and `stored_ms`,
+    when a message was stored that was handled just now. Returns the number of deleted records.
+    """
+    limits = {"keep": keep_ms, "stored": stored_ms}
+    found = executor.fetch(statements.expiring, limits)
     if found:
-        keys = [{"of_group": row[0], "of_subject": row[1], "of_message": row[2], "keep": keep_ms} for row in found]
+        keys = [{"of_group": row[0], "of_subject": row[1], "of_message": row[2], **limits} for row in found]
         executor.execute_many(statements.expire, keys)
     return len(found)
 

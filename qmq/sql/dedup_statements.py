@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
-from sqlalchemy import TableClause, bindparam, delete, func, insert, select, update
+from sqlalchemy import BigInteger, TableClause, bindparam, case, delete, func, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.sql.elements import ClauseElement
@@ -38,7 +38,7 @@ class DedupStatements:
     touch: ClauseElement
     """Begins the record's time again."""
     expiring: ClauseElement
-    """The keys of the oldest records that are older than `keep` milliseconds."""
+    """The keys of the oldest records that are older than `keep` milliseconds, both by the database's clock and at the time `stored`."""
     expire: ClauseElement
     """Deletes one of these records, if it is still as old."""
 
@@ -46,8 +46,8 @@ class DedupStatements:
         """A record as the parameters of `add`, `touch` and `still_there`."""
         found = {"of_group": record.group, "of_subject": record.subject, "of_message": record.id, "by_token": record.token}
         if self.dialect.is_hex:  # binary columns, independent of the connection's character set
-            return {name: value.encode().hex() for name, value in found.items()}
-        return dict(found)
+            found = {name: value.encode().hex() for name, value in found.items()}
+        return {**found, "stored": record.stored_ms}
 
 
 @lru_cache(maxsize=32)
@@ -59,13 +59,15 @@ def statements_for(dialect: str, table: str) -> DedupStatements:
     places = [bytes_place(known, name) for name in ("of_group", "of_subject", "of_message")]
     is_it = [columns[name] == place for name, place in zip(_KEY, places, strict=True)]
     token = bytes_place(known, "by_token")
-    is_old = columns.recorded_ms < now - bindparam("keep")
+    stored = bindparam("stored", type_=BigInteger)
+    later, earlier = case((now > stored, now), else_=stored), case((now < stored, now), else_=stored)
+    is_old = columns.recorded_ms < earlier - bindparam("keep")
     shown = [func.hex(columns[name]) if DIALECTS[known].is_hex else columns[name] for name in _KEY]
     return DedupStatements(
         DIALECTS[known],
-        add=_unless_there(known, records, dict(zip(_KEY, places, strict=True)) | {"token": token, "recorded_ms": now}),
+        add=_unless_there(known, records, dict(zip(_KEY, places, strict=True)) | {"token": token, "recorded_ms": later}),
         still_there=select(func.count()).select_from(records).where(*is_it, columns.token == token),
-        touch=update(records).values(recorded_ms=now).where(*is_it),
+        touch=update(records).values(recorded_ms=later).where(*is_it),
         expiring=select(*shown).where(is_old).order_by(columns.recorded_ms, *[columns[name] for name in _KEY]).limit(number(EXPIRE_BATCH)),
         expire=delete(records).where(*is_it, is_old),
     )

@@ -8,7 +8,9 @@ A record is (group, subject, message id): this group's effect of this message is
   and "a ", for the same.
 * `token` is the number of the transaction that wrote the record. Before it commits it looks for its own token (`still_there`): if that is
   gone, so are writes of the handler.
-* Times are milliseconds since 1970 by the database's clock, so that the clocks of the machines do not matter.
+* Times are milliseconds since 1970 by the database's clock, so that the clocks of the machines do not matter, and never before the time at
+  which a broker stored the message. Records expire by the earlier of the database's clock and the time at which a broker stored the last
+  message. So the database's clock alone, ahead or behind, deletes no record early.
 """
 
 from __future__ import annotations
@@ -63,6 +65,8 @@ class Record:
     subject: str
     id: str
     token: str
+    stored_ms: int = 0
+    """When a broker stored the message."""
 
     def check_width(self) -> Record:
         """Returns the key. Raises InvalidArgument if the table cannot hold it to the last byte."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -28,6 +29,7 @@ class Named:
 
     subject: str = "orders"
     id: MessageId = field(default_factory=lambda: MessageId(7, 1, 0))
+    append_time_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
 
 
 def message(number: int, subject: str = "orders") -> Named:

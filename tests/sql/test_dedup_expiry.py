@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from database_servers import Database, sqlite_database
-from dedup_ways import Way, effects, message, rows, ways
+from dedup_ways import Named, Way, effects, message, rows, ways
 from sqlalchemy import Update, text
 from sqlalchemy.sql.elements import ClauseElement
 
+from qmq.model import MessageId
 from qmq.sql import dedup_records as records
 from qmq.sql.database_connection import Executor
 from qmq.sql.dedup import EXPIRE_EVERY
@@ -55,6 +57,23 @@ def _text(value: object) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
+@pytest.mark.parametrize("years", [-3, 3])
+async def test_a_wrong_clock_of_the_database_deletes_no_record(database: Database, years: int) -> None:
+    """The brokers' clocks are right, and say that it is `years` earlier or later than the database says."""
+    now_ms = time.time_ns() // 1_000_000 + years * 365 * _DAY_MS
+    async with ways(database, keep=KEEP) as found:
+        for number, way in enumerate(found):
+            rows(database, "DELETE FROM qmq_dedup")
+            first = Named(id=MessageId(7, 10 * number, 0), append_time_ms=now_ms)
+            assert await way.work(first)
+            if years < 0:  # it was recorded before the database's clock jumped ahead
+                age(database, -years * 365)
+            assert int(rows(database, "SELECT recorded_ms FROM qmq_dedup")[0][0]) >= now_ms - 60_000
+            looking = Way(way.name, way.database, way.given, keep=KEEP)
+            assert await looking.work(Named(id=MessageId(7, 10 * number + 1, 0), append_time_ms=now_ms + _DAY_MS))
+            assert not await way.work(first), way.name
+
+
 async def test_a_message_that_is_handed_out_again_keeps_its_record_for_as_long_again(database: Database) -> None:
     async with ways(database, "engine", keep=KEEP) as [way]:
         await way.work(message(1))
@@ -89,7 +108,7 @@ async def test_a_record_that_is_touched_while_it_is_about_to_go_stays(database: 
                         redelivery.join(30)
                         return found
 
-                return records.expire(Slow(), statements, 7 * _DAY_MS)  # type: ignore[arg-type]
+                return records.expire(Slow(), statements, 7 * _DAY_MS, message(1).append_time_ms)  # type: ignore[arg-type]
 
             assert transaction.run(read_and_delete) == 2
             transaction.commit()

@@ -28,7 +28,7 @@ from qmq.model import MessageId
 
 
 class Named(Protocol):
-    """The name of a message: its subject and id. `Message` and `OrderedMessage` have both."""
+    """The name of a message: its subject and id, and when it was stored. `Message` and `OrderedMessage` have all of it."""
 
     @property
     def subject(self) -> str:
@@ -38,6 +38,11 @@ class Named(Protocol):
     @property
     def id(self) -> MessageId:
         """The message's id, which is the same at every delivery."""
+        ...
+
+    @property
+    def append_time_ms(self) -> int:
+        """When the broker stored it, milliseconds since 1970: the present is not earlier, whatever other clocks say."""
         ...
 
 
