@@ -317,10 +317,9 @@ class Lanes:
             raise InvalidArgument(f"a settlement must name sequences 0 to {queue.visible_sequence - 1} of {queue.id}, first to last")
         names = (queue.id.subject, queue.id.partition, session.group, holder.consumer, token)
         share = queue.lanes[session.group]
-        parks = [each for each in settlements if each.verdict == LaneVerdict.PARKED]
-        if parks and share.parked_bytes > 2 * PARKED_BYTES_MAX:
+        keys = self._keys_at(queue, [each.first for each in settlements if each.verdict == LaneVerdict.PARKED])
+        if keys and share.parked_bytes + share.more_bytes(keys.values()) > 2 * PARKED_BYTES_MAX:
             raise Overloaded(f"group {session.group!r} has parked too many messages of {queue.id}: {_REPLAY}")
-        keys = self._keys_at(queue, [each.first for each in parks])
         was_full, act = share.is_full, self._store.act
         done = tuple([(each.first, each.last) for each in settlements if each.verdict == LaneVerdict.DONE])
         if done:

@@ -211,6 +211,11 @@ class LaneShare:
         """True if so much is parked that nothing more is handed out until keys are replayed or dropped."""
         return self.parked_bytes >= PARKED_BYTES_MAX
 
+    def more_bytes(self, messages: Iterable[tuple[int, bytes]]) -> int:
+        """By how much messages with these keys, each with its logical partition, add to `parked_bytes` at most."""
+        found = [key for _, key in messages]
+        return _MESSAGE_BYTES * len(found) + sum(len(key) + _KEY_BYTES for key in set(found) - self.parked.keys())
+
     def parked_in(self, lps: LpRange) -> list[bytes]:
         """The parked keys of a range."""
         return [key for key, each in self.parked.items() if lps.first <= each.lp < lps.end]

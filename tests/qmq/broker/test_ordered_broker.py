@@ -346,6 +346,33 @@ async def test_a_group_cannot_park_without_end(tmp_path: Path) -> None:
         await it.settle(lane, (0, 0))
 
 
+async def test_no_verdict_parks_more_of_a_logical_partition_than_travels_with_the_route(tmp_path: Path) -> None:
+    """All parked keys of one logical partition are in one entry of the next partition's log: its readers have a bound."""
+    keys = [b"%05d" % at + bytes(limits.KEY_BYTES_MAX - 5) for at in range(2 * PARKED_BYTES_MAX // limits.KEY_BYTES_MAX + 100)]
+    async with world(tmp_path) as it:
+        for number, at in enumerate(range(0, len(keys), 1000)):
+            await it.produce(keys[at : at + 1000], number=number, lps=[3] * len(keys[at : at + 1000]))
+        lane = await it.attach()
+        parks = [LaneSettlement(at, at, LaneVerdict.PARKED, 0) for at in range(len(keys))]
+        with pytest.raises(Overloaded, match="replay or skip keys"):
+            await it.verdicts(lane, parks)
+        most = 2 * PARKED_BYTES_MAX // (limits.KEY_BYTES_MAX + 72)
+        await it.verdicts(lane, parks[:most])
+        await it.settle(lane, (most, len(keys) - 1))
+        await admin(it).seal(SUBJECT, 1, "c1", 2)
+        await it.settle(lane, (len(keys), len(keys)))
+        brokers = PatientBrokers(it.node.view)
+        records = Records(it.node.coordination)
+        try:
+            await it.put_route(Route(2, COUNT, 3, (it.part(2),)))
+            await GroupRounds(records, PartitionMasters(brokers)).round(SUBJECT, "g")
+        finally:
+            await brokers.close()
+        assert (await records.record(SUBJECT, "g"))[1].frontier.version == 2
+        assert len(it.node.store.open_queue(SUBJECT, 2).lanes["g"].parked) == most
+        assert [each.key for each in admin(it).parked(SUBJECT, "g", 0, keys[most - 1])] == [keys[most - 1]] * 2
+
+
 async def test_more_parked_keys_than_fit_into_a_request_or_an_answer_travel_with_the_route(tmp_path: Path) -> None:
     async with world(tmp_path) as it:
         await it.produce(KEYS)
