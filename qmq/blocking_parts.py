@@ -176,9 +176,11 @@ class BlockingMetadata(BlockingPart):
         """The changes of the subject's route, oldest first. Raises UnknownSubject, OrderMismatch."""
         return self._thread.run(self._part.route_history(subject))
 
-    def parked(self, subject: str, group: str, *, keys_max: int = 10000) -> Partial[control_pb2.ParkedKey]:
-        """Parked keys, on the broker groups that answer. Raises UnknownSubject, UnknownGroup, OrderMismatch."""
-        return self._thread.run(self._part.parked(subject, group, keys_max=keys_max))
+    def parked(self, subject: str, group: str, *, keys_max: int = 10000, key: bytes | None = None) -> Partial[control_pb2.ParkedKey]:
+        """The first parked keys, partition by partition, or only `key`, on the broker groups that answer. Raises UnknownSubject,
+        UnknownGroup, OrderMismatch.
+        """
+        return self._thread.run(self._part.parked(subject, group, keys_max=keys_max, key=key))
 
     def unpark(self, subject: str, group: str, partition: int, key: bytes, *, replay: bool) -> int:
         """Replay a parked key's messages in order, or drop them (count them as done). Returns their number. Not repeated after a lost

@@ -297,9 +297,13 @@ class MetadataClient(DeliveryClient):
         found: pb.RouteHistoryResponse = await self._call("RouteHistory", pb.RouteHistoryRequest(subject=subject))
         return list(found.changes)
 
-    async def parked(self, subject: str, group: str, *, keys_max: int = PARKED_KEYS_MAX) -> Partial[control.ParkedKey]:
-        """Parked keys, on the broker groups that answer. Raises UnknownSubject, UnknownGroup, OrderMismatch."""
-        request = control.DescribeParkedRequest(subject=subject, group=group, keys_max=keys_max)
+    async def parked(
+        self, subject: str, group: str, *, keys_max: int = PARKED_KEYS_MAX, key: bytes | None = None
+    ) -> Partial[control.ParkedKey]:
+        """The first parked keys, partition by partition, or only `key`, on the broker groups that answer. Raises UnknownSubject,
+        UnknownGroup, OrderMismatch.
+        """
+        request = control.DescribeParkedRequest(subject=subject, group=group, keys_max=keys_max, key=key)
         found: control.DescribeParkedResponse = await self._call("DescribeParked", request)
         return Partial(found.keys, found.silent)
 

@@ -47,7 +47,7 @@ async def listed(mq: Client, subject: str, group: str) -> Partial[Row]:
 
 async def shown(mq: Client, subject: str, group: str, key: str) -> list[Row]:
     """One parked key with its partitions, in every notation."""
-    found = chosen(await _parked(mq, subject, group), key, group)
+    found = chosen(await _parked(mq, subject, group, parse_key(key)), key, group)
     return [(*_row(each), HEX + each.key.hex(), BASE64 + base64.b64encode(each.key).decode()) for each in found]
 
 
@@ -79,7 +79,7 @@ async def unparked(mq: Client, subject: str, group: str, key: str, *, is_replay:
 
 
 async def _parts(mq: Client, subject: str, group: str, key: str) -> list[control.ParkedKey]:
-    found = await mq.metadata.parked(subject, group)
+    found = await mq.metadata.parked(subject, group, key=parse_key(key))
     # A silent broker group may hold older messages of the key. Delivered after the newer ones, they would break the order.
     if found.silent:
         raise NotConnected(f"nothing was done: {'; '.join(found.silent.values())}")
@@ -93,7 +93,7 @@ async def _left(mq: Client, subject: str, group: str, key: bytes, rows: Sequence
     Raises NotConnected while a broker group is silent.
     """
     until, done = time.monotonic() + FOLLOW_S, {row[1] for row in rows}
-    while (found := await mq.metadata.parked(subject, group)).silent:
+    while (found := await mq.metadata.parked(subject, group, key=key)).silent:
         if time.monotonic() > until:
             raise _so_far(rows, NotConnected("; ".join(found.silent.values())))
         await asyncio.sleep(AGAIN_S)
@@ -110,8 +110,9 @@ def _so_far(rows: Sequence[Row], failure: QmqError) -> QmqError:
     return type(failure)(f"{done}; then: {failure.message}", outcome=failure.outcome)
 
 
-async def _parked(mq: Client, subject: str, group: str) -> Partial[control.ParkedKey]:
-    found = await mq.metadata.parked(subject, group)
+async def _parked(mq: Client, subject: str, group: str, key: bytes | None = None) -> Partial[control.ParkedKey]:
+    """All parked keys, as many as fit into an answer; or one, wherever it is."""
+    found = await mq.metadata.parked(subject, group, key=key)
     return Partial(sorted(found, key=lambda each: (each.key, each.partition)), found.silent)
 
 

@@ -15,7 +15,10 @@ import asyncio
 import math
 import secrets
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import qmq
@@ -72,6 +75,17 @@ def _done_on(status: control.PartitionStatus) -> float:
     return min(math.inf if each.is_finished else float(each.done_before) for each in status.progress)
 
 
+def hold_at_parked(done: Done, group: pb.OrderedGroup, keys: Iterable[control.ParkedKey]) -> None:
+    """Parked messages count as done, and the target does not know that they are parked: the group stays before the first of them. The list
+    of keys has the first ones, partition by partition: where messages are parked of which it has none, the group stays at the beginning.
+    """
+    first = {each.partition: each.start_sequence for each in group.partitions if each.parked_messages}
+    for partition, found in groupby((key for key in keys if key.messages), attrgetter("partition")):
+        first[partition] = min(key.first_sequence for key in found)
+    for queue in done:
+        done[queue] = min(done[queue], first.get(queue[1], math.inf))
+
+
 def goes_back(group: pb.OrderedGroup, places: Done, ends: Done) -> bool:
     """Whether a move to `places` would deliver something again that an ordered group has done. `ends` are the partitions' ends. A partition
     that the group does not list is one of an older version, and done. Pure.
@@ -124,15 +138,9 @@ class MirroredGroups:
         found = ordered_progress(described, list(newest.mark))
         for group in described.groups:
             if group.parked_keys:
-                await self._hold_at_parked(group.group, found[group.group])
+                keys = _require_complete(await self._source.metadata.parked(self._subject, group.group))
+                hold_at_parked(found[group.group], group, keys)
         return found
-
-    async def _hold_at_parked(self, group: str, done: Done) -> None:
-        """Parked messages count as done, and the target does not know that they are parked: the group stays before the first of them."""
-        for key in _require_complete(await self._source.metadata.parked(self._subject, group)):
-            for queue in done:
-                if queue[1] == key.partition:
-                    done[queue] = min(done[queue], float(key.first_sequence))
 
     # --- unordered -----------------------------------------------------------------------------------------------------
 

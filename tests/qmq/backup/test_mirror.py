@@ -16,13 +16,15 @@ from live_cluster import LiveCluster
 
 import qmq
 from qmq.cli.mirroring.cluster_mirror import ClusterMirror
-from qmq.cli.mirroring.mirror_groups import MirroredGroups
+from qmq.cli.mirroring.mirror_groups import MirroredGroups, hold_at_parked
 from qmq.cli.mirroring.mirror_notes import MirrorNote, MirrorRecord, newest_done, with_note
 from qmq.cli.mirroring.mirror_subject import read_record
 from qmq.errors import DeadlineExceeded, InvalidArgument, NotConnected
 from qmq.limits import KIB
 from qmq.model import Order, SubjectConfig
 from qmq.node.metering.mirror_metrics import MirrorMetrics
+from qmq.proto.v1 import control_pb2 as control
+from qmq.proto.v1 import meta_pb2 as pb
 
 
 async def bodies(mq: qmq.Client, subject: str) -> list[bytes]:
@@ -224,6 +226,15 @@ async def test_a_subject_of_another_kind_in_the_target_is_named_and_holds_up_no_
         assert isinstance(found.failed[ORDERED], InvalidArgument)
         assert sorted(await bodies(there, PLAIN)) == sorted(history.plain)
         found.close()
+
+
+def test_a_mirrored_group_stays_before_parked_messages_that_a_list_has_not() -> None:
+    """The list of parked keys has the first ones, partition by partition."""
+    parts = [control.PartitionStatus(partition=number, start_sequence=5, parked_messages=number % 3) for number in (1, 2, 3, 4)]
+    listed = [control.ParkedKey(partition=1, key=b"inherited"), control.ParkedKey(partition=1, key=b"a", messages=1, first_sequence=7)]
+    done = {("b", number): 100.0 for number in (1, 2, 3, 4)}
+    hold_at_parked(done, pb.OrderedGroup(partitions=parts), listed)
+    assert done == {("b", 1): 7.0, ("b", 2): 5.0, ("b", 3): 100.0, ("b", 4): 5.0}
 
 
 def test_a_group_gets_the_newest_note_that_it_has_done_and_never_a_newer_one() -> None:
