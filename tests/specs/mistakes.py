@@ -174,6 +174,14 @@ ORDERING_MISTAKES: Final = (
         {"MaxMessages": 2, "MaxParked": 1, "Keys": "{k}"},
     ),
     Mistake(
+        "tell a reader of no parked keys",
+        "Order",
+        14,
+        "aside |-> parked[pp][k]]",
+        "aside |-> FALSE]",
+        {"MaxMessages": 2, "MaxParked": 1, "Keys": "{k}"},
+    ),
+    Mistake(
         "leave parked keys behind",
         "Order",
         24,
