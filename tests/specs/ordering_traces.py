@@ -72,12 +72,11 @@ OUTSIDE: Final = {
     "leave the last message of a parked key out of its replay": "replays",
     "replay a key and let its reader read on": "replays",
     "count what is given back as parked for ever": "replays",
-    "tell a reader of no parked keys": "not hunted yet",
     "begin a new session as another producer": "failed messages",
     "take an unknown outcome for not stored": "failed messages",
     "send again under another message id": "message ids",
 }
-"""Planted bugs of the simulator in what the specification leaves out, or that were not hunted with it yet."""
+"""Planted bugs of the simulator in what the specification leaves out."""
 LEFT_OUT: Final = ("kill_producer", "new_group", "unpark")
 """Faults after which a trace would end at once."""
 

@@ -37,6 +37,7 @@ REFUSED_AT: Final = {
     "never end the right by the clock": 3,
     "keep the right for longer than the lease": 5,
     "do not list the fences under a new lease": 5,
+    "tell a reader of no parked keys": 13,
     "answer a grant before it is committed": 1,
     "grant a lane that overlaps another one": 3,
     "take a lane over while its lease runs": 1,
