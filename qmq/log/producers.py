@@ -24,8 +24,8 @@ have at most 1,760 bytes each in a snapshot, so that a queue's state fits into o
 
 
 CLOCKS_MS: Final = 24 * 3600 * 1000
-"""The largest difference between the clocks of a producer and a broker. With a larger difference, a queue does not recognise a batch that
-is sent again after more than an hour.
+"""The largest difference between the clocks of a producer and a broker. With a producer's clock that is further ahead, a queue does not
+recognise a batch that is sent again after more than an hour, once the queue has messages from after the producer's time.
 """
 
 

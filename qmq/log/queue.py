@@ -131,7 +131,9 @@ class Queue:
             if found is not None or number >= window.tells_from or not (is_again or window.may_have_forgotten(number)):
                 return found
         elif is_again:
-            first = self.index.find_time(birth_ms(producer_id))
+            # An id from behind the newest message may be from a clock that is years ahead: then everything is searched.
+            born_ms = birth_ms(producer_id)
+            first = self.index.find_time(born_ms) if born_ms <= self.last_append_ms else self.index.first
         else:
             return None
         entry = self.index.find_batch(producer_id, number, first)

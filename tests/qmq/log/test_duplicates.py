@@ -46,6 +46,18 @@ def test_batches_outside_the_window_are_found_for_any_producer_clock(tmp_path: P
     store.close()
 
 
+def test_a_producer_whose_clock_is_years_ahead_is_recognised(tmp_path: Path) -> None:
+    clock = ManualClock()
+    store = open_store(tmp_path, LogConfig(), clock)
+    queue = store.open_queue("s", 0)
+    producer = (clock.now_ms + 1_000 * CLOCKS_MS) << 20
+    first = store.append([intake(queue, [b"x"], producer=producer)])
+    queue.producers.expire(clock.now_ms + 1)
+    assert store.append([intake(queue, [b"x"], producer=producer, flags=BatchFlag.AGAIN)]) == first
+    assert queue.next_sequence == 1
+    store.close()
+
+
 def test_a_producer_whose_clock_is_wrong_by_less_than_a_day_is_recognised(tmp_path: Path) -> None:
     clock = ManualClock()
     store = open_store(tmp_path, LogConfig(), clock)
