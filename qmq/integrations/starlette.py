@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any, Final, TypeVar, Unpack
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
@@ -26,7 +26,7 @@ from qmq.client.listening.listener_options import ListenerOptions
 from qmq.client.listening.listeners import Listening
 from qmq.errors import ClientClosed, InvalidArgument, QmqError
 from qmq.integrations.pending_listeners import PendingListeners
-from qmq.integrations.server_sent_events import Positions, event, position_text, positions_of
+from qmq.integrations.server_sent_events import KEY_BYTES_MIN, RESET, EventIds, Positions, event
 
 log = logging.getLogger("qmq.integrations")
 
@@ -54,12 +54,18 @@ class QmqLifespan:
         *,
         grace: timedelta = GRACE,
         failed: Callable[[QmqError], object] = stop_process,
+        event_key: bytes | str | None = None,
         **connect: Any,
     ) -> None:
         """When the application ends, the listeners have `grace` to finish their messages. `failed` is called when a listener ends with an
-        error; the default ends the process, so that a web server without listeners does not go unnoticed. `connect` are options of
-        `qmq.connect`.
+        error; the default ends the process, so that a web server without listeners does not go unnoticed. `event_key` seals the ids of
+        `events`: a secret of 16 bytes or more, the same for all processes of the application; without it, each process has its own, and
+        streams continue only at the process that they come from. `connect` are options of `qmq.connect`. Raises InvalidArgument.
         """
+        key = event_key.encode() if isinstance(event_key, str) else event_key
+        if key is not None and len(key) < KEY_BYTES_MIN:
+            raise InvalidArgument(f"event_key has at least {KEY_BYTES_MIN} bytes, such as `openssl rand -hex 16` prints, not {len(key)}")
+        self._event_key = secrets.token_bytes() if key is None else key
         self._addresses, self._grace, self._connect_options, self._failed = addresses, grace, connect, failed
         self._listeners = PendingListeners()
         self._client: qmq.Client | None = None
@@ -112,25 +118,31 @@ class QmqLifespan:
         """The subject's messages as server-sent events, from now on; for a browser that reconnects (`Last-Event-ID`), from where it was.
 
         `data` makes the text that the browser gets from a message; by default the body as text. `selection` are `key`, `tags_any` and
-        `tags_all` of `Client.browse`. A comment every `heartbeat` keeps proxies from ending an idle stream. Raises as `Client.queue_ends`,
-        and HTTPException 400 for an id that this function did not write.
+        `tags_all` of `Client.browse`. A comment every `heartbeat` keeps proxies from ending an idle stream. For an id that was not made
+        for this subject and selection by `event_key`, the stream begins now, with the event `reset`. Raises as `Client.queue_ends`.
         """
-        mq = self.client()
-        try:
-            since = positions_of(request.headers.get("last-event-id", ""))
-        except InvalidArgument as error:
-            raise HTTPException(400, error.message) from error
-        positions = since or await mq.queue_ends(subject)
+        mq, ids, last = self.client(), EventIds(self._event_key, subject, selection), request.headers.get("last-event-id", "")
+        positions: Positions | None = None
+        if last:
+            with suppress(InvalidArgument):
+                positions = ids.opened(last)
+        first = RESET if last and positions is None else ""
+        positions = await mq.queue_ends(subject) if positions is None else positions
         messages = mq.browse(subject, follow=True, positions=positions, **selection)
-        stream = _stream(messages, positions, data, heartbeat.total_seconds())
+        stream = _stream(messages, positions, data, heartbeat.total_seconds(), ids, first)
         return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
 
 
 async def _stream(
-    messages: AsyncIterator[qmq.BrowsedMessage], positions: Positions, data: Callable[[qmq.BrowsedMessage], str], heartbeat_s: float
+    messages: AsyncIterator[qmq.BrowsedMessage],
+    positions: Positions,
+    data: Callable[[qmq.BrowsedMessage], str],
+    heartbeat_s: float,
+    ids: EventIds,
+    first: str,
 ) -> AsyncIterator[str]:
     reached = dict(positions)
-    yield f"id: {position_text(reached)}\n\n"  # a browser that reconnects before the first message misses no message
+    yield f"{first}id: {ids.sealed(reached)}\n\n"  # a browser that reconnects before the first message misses no message
     coming = asyncio.ensure_future(anext(messages))
     try:
         while True:
@@ -141,6 +153,7 @@ async def _stream(
             message = coming.result()
             reached[message.broker_group, message.partition] = message.sequence + 1
             coming = asyncio.ensure_future(anext(messages))
-            yield event(position_text(reached), data(message))
+            yield event(ids.sealed(reached), data(message))
     finally:
         coming.cancel()
+        await asyncio.gather(coming, return_exceptions=True)

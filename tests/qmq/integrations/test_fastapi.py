@@ -120,14 +120,20 @@ async def test_a_commit_that_fails_is_an_error_for_the_caller(cluster: TestClust
     assert await orders_in(engine) == []
 
 
-async def test_a_browser_sees_messages_from_now_on_and_after_a_gap_those_it_missed(cluster: TestCluster) -> None:
-    messaging = QmqLifespan()
+def news(**options: Any) -> fastapi.FastAPI:
+    """An application with the events of subject news, of its messages with a tag, and of another subject."""
+    messaging = QmqLifespan(**options)
     app = fastapi.FastAPI(lifespan=messaging)
 
     @app.get("/events")
-    async def events(request: fastapi.Request) -> Any:
-        return await messaging.events(request, "news")
+    async def events(request: fastapi.Request, tag: str = "", subject: str = "news") -> Any:
+        return await messaging.events(request, subject, tags_any=[tag] if tag else [])
 
+    return app
+
+
+async def test_a_browser_sees_messages_from_now_on_and_after_a_gap_those_it_missed(cluster: TestCluster) -> None:
+    app = news()
     mq = cluster.client()
     await mq.send("news", b"before")
     async with served(app) as http:
@@ -137,7 +143,47 @@ async def test_a_browser_sees_messages_from_now_on_and_after_a_gap_those_it_miss
         assert seen == ["two\nlines"]
         await mq.send("news", b"after")
         assert (await heard(http, {"last-event-id": last}, 1))[1] == ["after"]
-        assert (await http.get("/events", headers={"last-event-id": "?"})).status_code == 400
+
+
+async def test_a_browser_continues_at_another_process_with_the_same_key(cluster: TestCluster) -> None:
+    mq = cluster.client()
+    await mq.send("news", b"before")
+    apps = [news(event_key="a secret of the application"), news(event_key=b"a secret of the application"), news()]
+    async with served(apps[0]) as one, served(apps[1]) as two, served(apps[2]) as other:
+        first, _ = await heard(one, {}, 0)
+        await mq.send("news", b"missed")
+        assert (await heard(two, {"last-event-id": first}, 1))[1] == ["missed"]
+        assert await is_reset(other, first)
+
+
+async def test_a_browser_cannot_choose_where_its_stream_begins(cluster: TestCluster) -> None:
+    mq = cluster.client()
+    for subject in ("news", "secrets"):
+        await mq.send(subject, b"old")
+    async with served(news()) as http:
+        last, _ = await heard(http, {}, 0)
+        told, _, seal = last.rpartition("~")
+        queues = [each.rpartition("/")[0] for each in told.split(",")]
+        oldest = ",".join(f"{queue}/0" for queue in queues)
+        for forged in (oldest, f"{oldest}~{seal}", f"{oldest}~", f"{told}~{seal[:-1]}", told, "?", "~", "é"):
+            assert await is_reset(http, forged), forged
+        assert await is_reset(http, last, "?tag=public")
+        assert await is_reset(http, last, "?subject=secrets")
+        assert not await is_reset(http, last)
+
+
+def test_a_short_key_for_ids_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="16 bytes"):
+        QmqLifespan(event_key="short")
+
+
+async def is_reset(http: httpx.AsyncClient, last: str, query: str = "") -> bool:
+    """Whether the stream begins now for a browser that sends this id, and says so."""
+    async with http.stream("GET", f"/events{query}", headers={"last-event-id": last.encode()}) as answer:
+        assert answer.status_code == 200
+        async for line in answer.aiter_lines():
+            return line == "event: reset"
+    raise AssertionError("the stream has no line")
 
 
 @asynccontextmanager
