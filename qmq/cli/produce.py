@@ -16,6 +16,7 @@ import qmq
 from qmq.cli.output import SERVER, Server, console, fail, run, show, time_text
 from qmq.cli.progress_bar import counting
 from qmq.cli.times import parse_duration, parse_when
+from qmq.cli.transfer.record_files import bounded_lines
 from qmq.client.delayed_producer import DelayedProducer
 from qmq.client.due_times import When
 from qmq.client.receipts import DelayedReceipt
@@ -166,7 +167,7 @@ async def _begin(mq: qmq.Client, job: ProduceJob, first: Content, tickets: list[
 
 
 def _contents(source: BinaryIO, form: str, key: str | None, tags: list[str] | None) -> Iterator[Content]:
-    for number, line in enumerate(source, 1):
+    for number, line in bounded_lines(source):
         body = line.rstrip(b"\r\n")
         if form == "lines":
             yield body, key, tags, None

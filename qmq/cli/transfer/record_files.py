@@ -13,12 +13,16 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
+from qmq import limits
 from qmq.cli.transfer.json_lines import json_line, record_of_line
 from qmq.cli.transfer.transfer_record import TransferRecord
 from qmq.errors import InvalidArgument
 
 PARTIAL: Final = ".partial"
 HEAD_BYTES: Final = 4096
+PIECE_BYTES: Final = 1 << 20
+LINE_BYTES_MAX: Final = 6 * limits.LONG_BODY_BYTES_MAX + 8 * limits.MIB
+"""The longest line of a file to import: JSON writes a byte of the longest body with six characters at most (\\u0000)."""
 
 
 class RecordForm(Enum):
@@ -110,8 +114,8 @@ def require_parquet() -> None:
 class FileSource:
     """The records of a file or of standard input after the first `skip`. A mark is a number of records."""
 
-    def __init__(self, form: RecordForm, path: Path | None, skip: int = 0) -> None:
-        self._form, self._path, self._count = form, path, skip
+    def __init__(self, form: RecordForm, path: Path | None, skip: int = 0, line_bytes_max: int = LINE_BYTES_MAX) -> None:
+        self._form, self._path, self._count, self._line_bytes_max = form, path, skip, line_bytes_max
 
     async def records(self) -> AsyncIterator[TransferRecord]:
         """Yields the records. Raises InvalidArgument or MessageTooLarge with the record's number."""
@@ -130,20 +134,32 @@ class FileSource:
 
             yield from parquet_records(self._path, skip)
         elif self._path is None:
-            yield from _lines(sys.stdin.buffer, skip)
+            yield from _lines(sys.stdin.buffer, skip, self._line_bytes_max)
         else:
             with self._path.open("rb") as file:
-                yield from _lines(file, skip)
+                yield from _lines(file, skip, self._line_bytes_max)
 
 
-def _lines(file: BinaryIO, skip: int) -> Iterator[TransferRecord]:
-    """The records of the lines; empty lines are skipped."""
+def _lines(file: BinaryIO, skip: int, line_bytes_max: int) -> Iterator[TransferRecord]:
+    """The records of the lines; empty lines are skipped. Raises InvalidArgument."""
     count = 0
-    for number, line in enumerate(file, 1):
+    for number, line in bounded_lines(file, line_bytes_max):
         if line.strip():
             count += 1
             if count > skip:
                 yield record_of_line(line, number)
+
+
+def bounded_lines(file: BinaryIO, line_bytes_max: int = LINE_BYTES_MAX) -> Iterator[tuple[int, bytes]]:
+    """The lines with their numbers, from 1. Raises InvalidArgument for a line that is longer than any record, without reading it to its
+    end: a file without newlines, or a pipe, has any length.
+    """
+    number = 0
+    while line := file.readline(line_bytes_max + 1):
+        number += 1
+        if len(line) > line_bytes_max:
+            raise InvalidArgument(f"line {number:,} has more than {line_bytes_max:,} bytes, as no message has: is this a file of lines?")
+        yield number, line
 
 
 def describe(form: RecordForm, path: Path | None) -> dict[str, Any]:
@@ -168,4 +184,14 @@ def count_of(form: RecordForm, path: Path | None) -> int | None:
 
         return row_count(path)
     with path.open("rb") as file:
-        return sum(1 for line in file if line.strip())
+        return _filled_lines(file)
+
+
+def _filled_lines(file: BinaryIO) -> int:
+    """The number of lines that are not empty, read in pieces: a line may have any length."""
+    count, is_filled = 0, False
+    while piece := file.readline(PIECE_BYTES):
+        is_filled = is_filled or bool(piece.strip())
+        if piece.endswith(b"\n"):
+            count, is_filled = count + is_filled, False
+    return count + is_filled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import closing
@@ -16,9 +17,11 @@ from support import node_config, running
 import qmq
 from qmq.cli.transfer.json_lines import json_line, record_of_line
 from qmq.cli.transfer.load_journal import LoadJournal, LoadState
+from qmq.cli.transfer.record_files import LINE_BYTES_MAX, FileSource, RecordForm, bounded_lines, count_of
 from qmq.cli.transfer.record_loader import RecordLoader
 from qmq.cli.transfer.transfer_record import TransferRecord, record_of
 from qmq.errors import InvalidArgument
+from qmq.limits import KEY_BYTES_MAX, LONG_BODY_BYTES_MAX
 from qmq.model import MessageId, Order, SubjectConfig
 from qmq.node.dev_node import Node
 from qmq.proto.v1 import meta_pb2 as pb
@@ -164,6 +167,34 @@ def refusal(line: bytes) -> str:
 @given(st.binary(max_size=60) | st.sampled_from([b"[]", b'{"body": 1, "key": 3}', b'{"body": "", "tags": 5}', b'{"body_base64": "?"}']))
 def test_any_bytes_are_a_record_or_an_error_that_names_the_line(line: bytes) -> None:
     assert refusal(line) == "" or refusal(line).startswith("line 17 is not an object")
+
+
+async def test_a_line_that_no_record_has_is_refused_before_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "orders.jsonl"
+    path.write_bytes(b'{"body": "one"}\n\n{"body": "two"}\n' + b"x" * 5_000)
+    records = aiter(FileSource(RecordForm.JSON_LINES, path, line_bytes_max=1_000).records())
+    assert [(await anext(records)).body for _ in range(2)] == [b"one", b"two"]
+    with pytest.raises(InvalidArgument, match="line 4 has more than 1,000 bytes"):
+        await anext(records)
+    assert count_of(RecordForm.JSON_LINES, path) == 3
+
+
+@given(st.lists(st.sampled_from((b"x", b" ", b"\n", b"\r\n", b"x" * (1 << 20), b" " * (1 << 20)))))
+def test_records_are_counted_by_lines_however_long_they_are(pieces: list[bytes]) -> None:
+    data = b"".join(pieces)
+    with tempfile.NamedTemporaryFile() as file:
+        Path(file.name).write_bytes(data)
+        assert count_of(RecordForm.JSON_LINES, Path(file.name)) == sum(1 for line in data.split(b"\n") if line.strip())
+
+
+def test_a_pipe_without_newlines_is_read_no_further_than_the_longest_line() -> None:
+    with open("/dev/zero", "rb") as zeros, pytest.raises(InvalidArgument, match="line 1 has more than"):
+        next(bounded_lines(zeros))
+
+
+def test_the_longest_record_is_shorter_than_the_longest_line() -> None:
+    record = TransferRecord(bytes(LONG_BODY_BYTES_MAX), b"\0" * KEY_BYTES_MAX, (), {}, 0, None)
+    assert len(json_line(record, {})) < LINE_BYTES_MAX
 
 
 async def test_a_client_and_an_import_send_as_long_bodies_as_the_subject_takes(tmp_path: Path) -> None:
