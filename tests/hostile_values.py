@@ -110,11 +110,11 @@ def changed(draw: st.DrawFn, good: Any) -> Any:
     return value
 
 
-JSON_EXAMPLES: Final = (
+JSON_EXAMPLES: Final[tuple[Any, ...]] = (
     *(None, True, 0, -1, 2**63, 10**40, 1.5, math.nan, math.inf, "", "x", "\ud800", "²", "10000-01-01", [], {}, [None], {"": None}),
     *("a=1\r\nb", ["\ud800"], {"\ud800": 1}),
 )
-_IN_JSON: Final = (
+_IN_JSON: Final[tuple[Any, ...]] = (
     *JSON_EXAMPLES,
     *("%1e999%", "%1" + "0" * 5_000 + "%", "%" + "[" * 150 + "]" * 150 + "%", "%" + "[" * 900 + "]" * 900 + "%"),
 )
@@ -168,7 +168,7 @@ def _batch(
     message_id: bytes | None = None,
     producer_id: int = 1,
 ) -> Decoded:
-    columns = Columns([body], keys=[key], tags=[tags], headers=[found or {}], message_ids=message_id and [message_id])
+    columns = Columns([body], keys=[key], tags=[tags], headers=[found or {}], message_ids=None if message_id is None else [message_id])
     _, region = encode(b"s", columns, producer_id=producer_id, batch_sequence=3, create_time_ms=times_ms[0])
     return Decoded(BatchView(Envelope(0, len(region), crc32c(region), 7, times_ms[1], 1, 1, 1), region))
 

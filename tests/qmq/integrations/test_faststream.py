@@ -197,6 +197,42 @@ async def test_a_subscriber_that_stops_finishes_its_message_and_takes_no_more(
                 assert (found.body, found.attempt) == (b"1", 1)
 
 
+@pytest.mark.parametrize("is_batch", [False, True])
+async def test_an_ordered_subscriber_that_stops_gives_back_what_it_did_not_begin(
+    broker: QmqBroker, subject: str, mq: qmq.Client, is_batch: bool
+) -> None:
+    await mq.metadata.create_subject(qmq.SubjectConfig(subject, order=qmq.Order.STRICT, logical_partitions=16), partitions=4)
+    begun, may_end = asyncio.Event(), asyncio.Event()
+    handled: list[int] = []
+
+    async def handle(found: Any) -> None:
+        handled.extend(found if is_batch else [found])
+        begun.set()
+        await may_end.wait()
+
+    handle.__annotations__["found"] = list[int] if is_batch else int
+    broker.subscriber(subject, group="g", batch=is_batch, messages_max=2, ack_policy=AckPolicy.ACK)(handle)
+    for number in range(40):
+        await mq.send(subject, str(number).encode(), key=f"k{number % 8}", headers={"content-type": "application/json"})
+    await broker.start()
+    async with asyncio.timeout(60):
+        await begun.wait()
+        stopping = asyncio.create_task(broker.stop())
+        await asyncio.sleep(0)
+        may_end.set()
+        await stopping
+        rest: dict[str, list[int]] = {}
+        async with mq.ordered_consumer(subject, "g", ack="explicit") as other:
+            for _ in range(40 - len(handled)):
+                message = await anext(other)
+                assert message.attempt == 1 and message.key is not None
+                rest.setdefault(message.key, []).append(int(message.body))
+                message.ack_later()
+    assert len(handled) <= 2
+    for key in range(8):
+        assert rest[f"k{key}"] == [each for each in range(key, 40, 8) if each not in handled]
+
+
 async def test_a_router_puts_its_prefix_before_subjects(address: str, subject: str) -> None:
     router = QmqRouter(f"{subject}-")
     got: asyncio.Queue[Any] = asyncio.Queue()
