@@ -576,6 +576,6 @@ def default_name(incarnation: str) -> str:
 
 
 def process_name() -> str:
-    """The default name of a client: host, process."""
-    host = "".join(each if each.isalnum() or each in "_-" else "-" for each in socket.gethostname())
+    """The default name of a client: host, process. Hosts may have names that `check_name` refuses."""
+    host = "".join(each if (each.isascii() and each.isalnum()) or each in "_-" else "-" for each in socket.gethostname())
     return f"{host[:60].lstrip('-.') or 'host'}-{os.getpid()}"

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from qmq.proto.rocketmq import definition_pb2 as api
 
 LANGUAGES_MAX = 32
-"""Clients name their language themselves. The counters count languages beyond this number as OTHER."""
+LANGUAGE_CHARS_MAX = 32
+"""Clients name their language themselves. The counters count languages beyond this number, and longer names, as OTHER."""
 OTHERS = "OTHER"
 
 
@@ -34,7 +35,7 @@ class CallCounters:
     def note(self, call: str, language: str, code: api.Code.ValueType) -> None:
         """Count one answered call."""
         if language not in self._languages:
-            if len(self._languages) >= LANGUAGES_MAX:
+            if len(self._languages) >= LANGUAGES_MAX or len(language) > LANGUAGE_CHARS_MAX or not language.isprintable():
                 language = OTHERS
             self._languages.add(language)
         self.counts[AnsweredCall(call, language, api.Code.Name(code))] += 1

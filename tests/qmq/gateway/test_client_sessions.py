@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hostile
 import pytest
 
 from qmq.gateway import client_sessions
+from qmq.gateway.call_counters import LANGUAGE_CHARS_MAX, LANGUAGES_MAX, CallCounters
 from qmq.gateway.client_sessions import CLIENT_ID_CHARS_MAX, ClientSessions, TelemetryStream
 from qmq.gateway.status_codes import Refused
+from qmq.proto.rocketmq import definition_pb2 as api
 
 
 async def _unread(_: object) -> None:
@@ -38,3 +41,13 @@ def test_a_long_client_id_is_refused(few: ClientSessions) -> None:
     few.hear("x" * CLIENT_ID_CHARS_MAX)
     with pytest.raises(Refused, match="at most 255"):
         few.hear("x" * (CLIENT_ID_CHARS_MAX + 1))
+
+
+def test_the_languages_that_clients_name_are_bounded_by_number_and_by_length() -> None:
+    counters = CallCounters()
+    for language in ("JAVA", "x" * 8_000, *hostile.CONTROLS, *map(str, range(LANGUAGES_MAX * 2))):
+        counters.note("SendMessage", language, api.OK)
+    named = {each.language for each in counters.counts}
+    assert "JAVA" in named
+    assert len(named) <= LANGUAGES_MAX + 1
+    assert all(each.isprintable() and len(each) <= LANGUAGE_CHARS_MAX for each in named)

@@ -225,7 +225,8 @@ async def test_an_ordered_subscriber_that_stops_gives_back_what_it_did_not_begin
         async with mq.ordered_consumer(subject, "g", ack="explicit") as other:
             for _ in range(40 - len(handled)):
                 message = await anext(other)
-                assert message.attempt == 1 and message.key is not None
+                assert message.attempt == 1
+                assert message.key is not None
                 rest.setdefault(message.key, []).append(int(message.body))
                 message.ack_later()
     assert len(handled) <= 2
