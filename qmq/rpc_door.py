@@ -5,10 +5,12 @@ At a port without TLS that only this machine reaches, gRPC accepts the connectio
 
     a peer that sends nothing, or stops within its handshake    cut after `handshake_ms`
     connections beyond `handshakes_per_s`                       wait in the system's queue
-    more than `handshakes_max` handshakes of TLS under way      the oldest is ended
+    more than `handshakes_max` handshakes of TLS under way,
+    or half of `connections_max`                                the address with the most loses its oldest
     a connection without calls                                  closed after `idle_ms`; the next call connects again
     a lost peer with a call under way                           cut when it has answered no ping for `ping_timeout_ms`
     connections beyond `connections_max`                        closed immediately
+    an address with the most of `connections_max`               through the relay, loses its most silent one to another address
     calls beyond `calls_max`                                    refused immediately (Overloaded)
 """
 
@@ -31,7 +33,7 @@ class RpcBounds:
     handshakes_per_s: int = 250
     """New connections a second, with TLS or without. A TLS handshake takes 2 to 3 ms of the event loop, which also serves calls."""
     handshakes_max: int = 1_000
-    """TLS handshakes under way at one time; beyond it, the oldest is ended."""
+    """TLS handshakes under way at one time; beyond it, the address with the most loses its oldest."""
     handshake_ms: int = 10_000
     """Time for the TLS handshake, and again for HTTP/2; gRPC's default is two minutes."""
     idle_ms: int = 300_000

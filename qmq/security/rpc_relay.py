@@ -40,6 +40,7 @@ from qmq.security.principal import CertificateNames, RpcPeer
 from qmq.security.quotas import RateMeter
 from qmq.security.tls import RPC_ALPN, Credentials
 from qmq.security.tls_listener import TlsListener, listening_at
+from qmq.strangers import network_of
 from qmq.text_numbers import joined
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ class RelayedConnection(asyncio.Protocol):
     """A connection of one peer, after TLS accepted it or without TLS. Bytes in both directions wait until the other side reads."""
 
     peer: asyncio.Transport
+    network: str
+    """Whom the connection counts for."""
 
     def __init__(self, relay: RpcRelay) -> None:
         self._relay = relay
@@ -89,7 +92,8 @@ class RelayedConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.peer = cast("asyncio.Transport", transport)  # uvloop's transports are not subclasses of asyncio's
         self.peer.pause_reading()
-        self._relay.connections.add(self)
+        self.network = network_of(self.peer.get_extra_info("peername")[0])
+        self._relay.remember(self)
         self._opening = asyncio.ensure_future(self._open())
 
     async def _open(self) -> None:
@@ -104,6 +108,7 @@ class RelayedConnection(asyncio.Protocol):
         self.peer.resume_reading()
 
     def data_received(self, data: bytes) -> None:
+        self._relay.heard(self)
         if self._near is not None:
             self._near.write(data)
             return
@@ -147,6 +152,8 @@ class RpcRelay(RpcPort):
         self._silent_until_s = 0.0
         self._has_stopped = False
         self.connections: set[RelayedConnection] = set()
+        self._by_network: dict[str, dict[RelayedConnection, None]] = {}
+        """The same, of each network the one that has been silent for longest first."""
 
     async def start(self) -> None:
         """Serve. Raises OSError, InvalidArgument: the server's certificate cannot be used, or TMPDIR is too long."""
@@ -168,7 +175,7 @@ class RpcRelay(RpcPort):
             self._door.refused,
             has_room=self._has_room,
             handshake_s=self._door.bounds.handshake_ms / 1000,
-            handshakes_max=self._door.bounds.handshakes_max,
+            handshakes_max=min(self._door.bounds.handshakes_max, max(self._door.bounds.connections_max // 2, 1)),
             alpn=RPC_ALPN,
             takes_plaintext=self._door.takes_plaintext,
         )
@@ -178,9 +185,31 @@ class RpcRelay(RpcPort):
         """Whether connections wait because handshakes came faster than the bound."""
         return self._listener is not None and self._listener.is_paused
 
-    def _has_room(self) -> bool:
+    def _has_room(self, host: str) -> bool:
+        """Whether a host may connect. If all places are taken, the network with the most connections makes room for another one: it loses
+        the connection that has been silent for longest.
+        """
         assert self._listener is not None
-        return len(self.connections) + self._listener.handshakes < self._door.bounds.connections_max
+        if len(self.connections) + self._listener.handshakes < self._door.bounds.connections_max:
+            return True
+        most = max(self._by_network.values(), key=len, default={})
+        if len(most) <= len(self._by_network.get(network_of(host), ())) + 1:
+            return False
+        silent = next(iter(most))
+        silent.peer.abort()
+        self.forget(silent)
+        return True
+
+    def remember(self, connection: RelayedConnection) -> None:
+        """A peer has connected."""
+        self.connections.add(connection)
+        self._by_network.setdefault(connection.network, {})[connection] = None
+
+    def heard(self, connection: RelayedConnection) -> None:
+        """A peer has sent something."""
+        of_network = self._by_network.get(connection.network, {})
+        if connection in of_network:
+            of_network[connection] = of_network.pop(connection)
 
     def _accept(self) -> asyncio.BaseProtocol:
         owed_s = self._handshakes.take(1, asyncio.get_running_loop().time())
@@ -226,6 +255,10 @@ class RpcRelay(RpcPort):
     def forget(self, connection: RelayedConnection) -> None:
         """A peer has disconnected."""
         self.connections.discard(connection)
+        of_network = self._by_network.get(connection.network, {})
+        of_network.pop(connection, None)
+        if not of_network:
+            self._by_network.pop(connection.network, None)
         self._door.peers.pop(self._names.pop(connection, ""), None)
 
     async def stop(self, grace_s: float | None) -> None:

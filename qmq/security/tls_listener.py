@@ -50,9 +50,9 @@ class TlsListener(ServerListener):
     begins thousands and does not continue takes bounded memory, and pushes out nobody else. With `strangers`, the protocols stay in that
     budget, each by itself as the key, until the port says that they left.
 
-    `on_look` is called every `LOOK_S`, `refused` for each handshake whose peer TLS does not accept. A connection that comes while there is
-    no room (`has_room`) is closed before its handshake. With `takes_plaintext` connections with HTTP/2 need no TLS. Without credentials no
-    connection has TLS.
+    `on_look` is called every `LOOK_S`, `refused` for each handshake whose peer TLS does not accept. A connection from a host for which
+    there is no room (`has_room`) is closed before its handshake. With `takes_plaintext` connections with HTTP/2 need no TLS. Without
+    credentials no connection has TLS.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class TlsListener(ServerListener):
         on_look: Callable[[], None],
         refused: Refused,
         *,
-        has_room: Callable[[], bool] = lambda: True,
+        has_room: Callable[[str], bool] = lambda _host: True,
         handshake_s: float = HANDSHAKE_S,
         handshakes_max: int = HANDSHAKES_MAX,
         alpn: str = ALPN,
@@ -131,7 +131,7 @@ class TlsListener(ServerListener):
 
     def _take(self, accepted: socket.socket, host: str, port: int) -> None:
         """Begin a connection's handshake, or close the connection if there is no room."""
-        if not self._has_room():
+        if not self._has_room(host):
             accepted.close()
             return
         protocol = self._factory()

@@ -107,6 +107,10 @@ class Stranger:
         self._socket.sendall(first)
         self._socket.setblocking(False)
 
+    async def greeted(self) -> None:
+        """Returns when the server has answered."""
+        assert await asyncio.get_running_loop().sock_recv(self._socket, 1)
+
     async def ended(self) -> None:
         """Returns when the server has closed it. Raises TimeoutError; without our bounds gRPC waits for two minutes, or for ever."""
         with suppress(ConnectionError):
@@ -182,18 +186,52 @@ async def test_of_too_many_handshakes_the_one_that_stands_still_longest_goes(tmp
             each.close()
 
 
-@pytest.mark.parametrize("is_encrypted", [False, True])
+@pytest.mark.parametrize("host", [HOST, REACHABLE])
 @pytest.mark.parametrize("role", ["meta", "broker"])
-async def test_connections_beyond_the_most_are_closed_and_room_comes_back(tmp_path: Path, role: str, is_encrypted: bool) -> None:
-    papers = Papers(tmp_path / "papers") if is_encrypted else None
-    async with listening(tmp_path, role, replace(BOUNDS, connections_max=5), papers) as port:
-        strangers = [Stranger(port.port) for _ in range(5)]
+async def test_connections_beyond_the_most_are_closed_and_room_comes_back(tmp_path: Path, role: str, host: str) -> None:
+    async with listening(tmp_path, role, replace(BOUNDS, connections_max=5), host=host) as port:
+        strangers = list[Stranger]()
+        for _ in range(5):
+            strangers.append(Stranger(port.port, PREFACE + SETTINGS))
+            await strangers[-1].greeted()
         for _ in range(3):
             await Stranger(port.port).ended()
         assert not await port.is_served()
         for each in strangers:
             each.close()
         await port.served_soon()
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+@pytest.mark.parametrize("role", ["meta", "broker"])
+async def test_an_address_whose_idle_connections_take_all_places_makes_room_for_others(
+    tmp_path: Path, role: str, is_encrypted: bool
+) -> None:
+    papers = Papers(tmp_path / "papers") if is_encrypted else None
+    context = None if papers is None else Credentials(papers.client).client_context()
+    if context is not None:
+        context.set_alpn_protocols(["h2"])
+    async with listening(tmp_path, role, replace(BOUNDS, connections_max=6), papers, REACHABLE) as port:
+        idle = list[asyncio.StreamWriter]()
+        for _ in range(6):  # whole handshakes of TLS and of HTTP/2, from another address than the callers'
+            reader, writer = await asyncio.open_connection(HOST, port.port, ssl=context, local_addr=("127.0.0.2", 0))
+            writer.write(PREFACE + SETTINGS)
+            assert await reader.read(1)
+            idle.append(writer)
+        for _ in range(3):
+            await port.served_soon()
+        for writer in idle:
+            writer.transport.abort()
+
+
+@pytest.mark.parametrize("role", ["meta", "broker"])
+async def test_an_address_that_begins_handshakes_in_all_places_leaves_room(tmp_path: Path, role: str) -> None:
+    papers = Papers(tmp_path / "papers")
+    async with listening(tmp_path, role, replace(BOUNDS, connections_max=6, handshake_ms=600_000), papers) as port:
+        strangers = [Stranger(port.port, b"\x16\x03\x01") for _ in range(12)]
+        await port.served_soon()
+        for each in strangers:
+            each.close()
 
 
 @pytest.mark.parametrize("role", ["meta", "broker"])
