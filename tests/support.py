@@ -7,8 +7,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -58,6 +59,18 @@ class SmallDisk(Disk):
 
     def free_bytes(self, folder: Path) -> int:
         return 1 << 40
+
+
+@contextmanager
+def memory_at_most(size: int) -> Iterator[None]:
+    """Fails if the body allocates more than so many bytes at a time, in this process."""
+    tracemalloc.start()
+    try:
+        yield
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak <= size, f"{peak / 2**20:.1f} MiB were in use at a time"
 
 
 PLENTY = 1 << 30

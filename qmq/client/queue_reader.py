@@ -25,11 +25,13 @@ log = logging.getLogger("qmq.client")
 PAGE_BYTES: Final = limits.MIB
 FOLLOW_S: Final = 0.5
 
-Page = tuple[wire.Fetched, list[Decoded]]
+Page = tuple[wire.Fetched, deque[Decoded]]
 
 
 class QueueReader:
-    """Reads one queue, page by page. `messages` is the unread rest of the page."""
+    """Reads one queue, page by page. `messages` is an unread part of the page. A small page may decompress to many bytes, so its batches
+    are decoded as their messages are read, and forgotten with them.
+    """
 
     def __init__(
         self, links: Links, queue: BrowsedQueue, selection: BrowseSelection, *, follow: bool, progress: Callable[[], None] | None = None
@@ -43,6 +45,9 @@ class QueueReader:
         self._sequence = selection.first_of(queue)
         self._ask_again_s = -math.inf
         self._ahead: asyncio.Task[Page] | None = None
+        self._fetched: wire.Fetched | None = None
+        self._batches: deque[Decoded] = deque()
+        """The batches of the page that are not decoded yet."""
         self.looked = 0
         self.looked_ms = 0
         """How many messages were looked at, and when the last of them was stored."""
@@ -54,12 +59,17 @@ class QueueReader:
     async def read(self) -> None:
         """Fetch a page if the queue has messages. Raises NotConnected, UnknownSubject, AccessDenied, LogDamaged."""
         while not self.messages and not self.is_over:
-            fetched, batches = await self._page()
-            if self._selection.content and fetched.next_sequence < min(self._until, fetched.end_sequence):
-                self._ahead = asyncio.create_task(self._fetch(fetched.next_sequence))
-                await asyncio.sleep(0)  # the request leaves, and the broker reads while this page is searched
-            for batch in batches:
-                self._take(batch)
+            fetched = self._fetched
+            if fetched is None:
+                fetched, self._batches = await self._page()
+                self._fetched = fetched
+                if self._selection.content and fetched.next_sequence < min(self._until, fetched.end_sequence):
+                    self._ahead = asyncio.create_task(self._fetch(fetched.next_sequence))
+                    await asyncio.sleep(0)  # the request leaves, and the broker reads while this page is searched
+            self._take_some()
+            if self._batches:
+                return
+            self._fetched = None
             self._sequence = max(self._sequence, fetched.next_sequence)
             if self._sequence >= min(self._until, fetched.end_sequence):
                 self.is_over |= not self._follow or self._sequence >= self._until
@@ -85,23 +95,36 @@ class QueueReader:
             ahead.cancel()
             raise
 
-    def _take(self, batch: Decoded) -> None:
+    def _take_some(self) -> None:
+        """Decode batches until their messages have `PAGE_BYTES`: all batches of a page that is not compressed."""
+        size = 0
+        while self._batches and size < PAGE_BYTES:
+            batch = self._batches.popleft()
+            size += self._take(batch)
+            batch.decoded = None  # each message has its own body
+
+    def _take(self, batch: Decoded) -> int:
+        """Add the messages of a batch. Returns the bytes of their bodies."""
         if batch.view.header.is_directed is not self._selection.is_directed:
-            return  # an older broker does not know how to leave out the others
+            return 0  # an older broker does not know how to leave out the others
         if batch.unreadable is not None:
             log.error("messages at %d of %s cannot be read: %s", batch.view.base_sequence, self.queue, batch.unreadable)
-            return
+            return 0
         if self._selection.end_ms and batch.view.envelope.append_time_ms >= self._selection.end_ms:
             self.is_over = True  # times of storing never decrease within a queue
-            return
+            self._batches.clear()
+            return 0
         self.looked += batch.view.count
         self.looked_ms = batch.view.envelope.append_time_ms
         if self._selection.content and not _may_hold(batch, self._selection.content):
-            return
+            return 0
+        size = 0
         for index in range(batch.view.count):
             message = BrowsedMessage(batch, index, self.queue)
             if self._sequence <= message.sequence < self._until and self._selection.wants(message):
                 self.messages.append(message)
+                size += len(message.body)
+        return size
 
     async def _fetch(self, first: int) -> Page:
         """The page that begins with a sequence."""
@@ -166,7 +189,7 @@ def _forget(task: asyncio.Task[Page]) -> None:
 
 def _unpack(payload: memoryview) -> Page:
     fetched, at = wire.unpack_fetched(payload)
-    batches: list[Decoded] = []
+    batches: deque[Decoded] = deque()
     for _ in range(fetched.batches):
         view = BatchView.parse(payload, at)
         at += view.envelope.total_bytes

@@ -1,0 +1,35 @@
+"""Bodies that are small on disk and large when they are decompressed: who reads them holds a bounded part of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from support import memory_at_most
+
+import qmq
+from qmq.limits import MIB
+from qmq.node.dev_node import Node
+
+COUNT = 80
+"""Messages of 1 MiB in the subject `zeros`: a few KiB on disk."""
+
+
+@pytest.fixture
+async def mq(node: Node) -> AsyncIterator[qmq.Client]:
+    async with qmq.connect(node.address) as found:
+        async with found.producer("zeros", compression="zstd") as producer:
+            for _ in range(COUNT):
+                await producer.send(bytes(MIB))
+        yield found
+
+
+async def test_a_browse_decompresses_batch_by_batch(mq: qmq.Client) -> None:
+    with memory_at_most(16 * MIB):
+        sizes = [len(message.body) async for message in mq.browse("zeros")]
+    assert sizes == [MIB] * COUNT
+
+
+async def test_a_search_for_content_decompresses_batch_by_batch(mq: qmq.Client) -> None:
+    with memory_at_most(16 * MIB):
+        assert [message async for message in mq.browse("zeros", content=b"zzz")] == []
