@@ -81,12 +81,13 @@ class BlockingMetadata(BlockingPart):
         super().__init__(thread)
         self._part = part
 
-    def create_subject(self, config: SubjectConfig, *, partitions: int = 0) -> meta_pb2.SubjectSettings:
+    def create_subject(self, config: SubjectConfig, *, partitions: int = 0, at_first_message: bool = False) -> meta_pb2.SubjectSettings:
         """Create a subject. An ordered subject gets `partitions` partitions; 0 means one for each of its broker groups.
 
-        Raises SubjectExists, InvalidName, InvalidArgument.
+        `at_first_message`: only if the servers create subjects at their first message, otherwise UnknownSubject. Raises SubjectExists,
+        InvalidName, InvalidArgument.
         """
-        return self._thread.run(self._part.create_subject(config, partitions=partitions))
+        return self._thread.run(self._part.create_subject(config, partitions=partitions, at_first_message=at_first_message))
 
     def list_subjects(self, prefix: str = "") -> Partial[meta_pb2.SubjectDescription]:
         """Subjects with their queues, except those on broker groups that do not answer."""

@@ -102,15 +102,18 @@ class MetadataClient(DeliveryClient):
 
     # --- subjects and groups -------------------------------------------------------------------------------------------
 
-    async def create_subject(self, config: SubjectConfig, *, partitions: int = 0) -> pb.SubjectSettings:
+    async def create_subject(self, config: SubjectConfig, *, partitions: int = 0, at_first_message: bool = False) -> pb.SubjectSettings:
         """Create a subject. An ordered subject gets `partitions` partitions; 0 means one for each of its broker groups.
 
-        Raises SubjectExists, InvalidName, InvalidArgument.
+        `at_first_message`: only if the servers create subjects at their first message, otherwise UnknownSubject. Raises SubjectExists,
+        InvalidName, InvalidArgument.
         """
         if partitions and config.order is Order.NONE:
             raise InvalidArgument(f"subject {config.name!r} is unordered: only an ordered one has partitions to choose")
         settings = settings_of(config, partitions=partitions)
-        created: pb.CreateSubjectResponse = await self._call("CreateSubject", pb.CreateSubjectRequest(settings=settings))
+        created: pb.CreateSubjectResponse = await self._call(
+            "CreateSubject", pb.CreateSubjectRequest(settings=settings, at_first_message=at_first_message)
+        )
         return created.settings
 
     async def list_subjects(self, prefix: str = "") -> Partial[pb.SubjectDescription]:

@@ -36,8 +36,8 @@ class SubjectDirectory(Protocol):
         """The routes of a subject. Raises UnknownSubject, NotConnected."""
         ...
 
-    async def create_subject(self, config: SubjectConfig, *, partitions: int = 0) -> object:
-        """Create a subject. Raises SubjectExists."""
+    async def create_subject(self, config: SubjectConfig, *, partitions: int = 0, at_first_message: bool = False) -> object:
+        """Create a subject. Raises SubjectExists, UnknownSubject."""
         ...
 
 
@@ -73,7 +73,8 @@ class TopicCatalog:
         if not is_fifo and not self._all_ordered:
             return self._keep(subject, await self._directory().routes(subject, create=True))
         with suppress(SubjectExists):  # another client was faster, and may have created a subject of the other kind
-            await self._directory().create_subject(SubjectConfig(subject, order=Order.STRICT, logical_partitions=LOGICAL_PARTITIONS))
+            config = SubjectConfig(subject, order=Order.STRICT, logical_partitions=LOGICAL_PARTITIONS)
+            await self._directory().create_subject(config, at_first_message=True)
         return self._keep(subject, await self._directory().routes(subject))
 
     def forget(self, subject: str) -> None:

@@ -86,8 +86,9 @@ class ClusterCatalog:
         """Locate a subject, or the delay groups for its delayed messages. Raises UnknownSubject; NotConnected if no group has a master."""
         config = await self._find(name)
         if config is None:
-            if not (create and self._auto_create):
-                raise UnknownSubject(f"there is no subject {name!r}: create it with `qmq subject create {name}`")
+            if not create:
+                raise _unknown(name)
+            await self.require_creation(name)
             config = await self.create(SubjectConfig(name))
         if config.order is not Order.NONE:
             await self.ordered(config)
@@ -139,6 +140,11 @@ class ClusterCatalog:
             state = self._view.ordered(config.name)
             return tuple(state.broker_groups) if state is not None and state.routes else config.groups
         return hosts_of(config, self.group_names())
+
+    async def require_creation(self, name: str) -> None:
+        """Raises UnknownSubject if the subject does not exist and a first message may not create it."""
+        if not self._auto_create and await self._find(name) is None:
+            raise _unknown(name)
 
     async def create(self, config: SubjectConfig, *, partitions: int = 0) -> SubjectConfig:
         """Create a subject on the named groups, or on chosen ones. Returns the existing subject, if there is one.
@@ -313,3 +319,7 @@ def require_current(state: OrderedState) -> None:
             f"the routes of subject {state.subject!r} are not used: the coordination store's data was put back ({what}). Change nothing, "
             "and rebuild it from the brokers' folders: docs/RUNBOOKS.md, etcd was put back to older data"
         )
+
+
+def _unknown(name: str) -> UnknownSubject:
+    return UnknownSubject(f"there is no subject {name!r}: create it with `qmq subject create {name}`")

@@ -84,7 +84,10 @@ class MetaService(meta_pb2_grpc.MetaServicer):
 
     @answering
     async def CreateSubject(self, request: pb.CreateSubjectRequest) -> pb.CreateSubjectResponse:
-        config = await self._cluster.create(config_of(request.settings), partitions=request.settings.partitions)
+        asked = config_of(request.settings)
+        if request.at_first_message:
+            await self._cluster.require_creation(asked.name)
+        config = await self._cluster.create(asked, partitions=request.settings.partitions)
         return pb.CreateSubjectResponse(settings=settings_of(config))
 
     @answering

@@ -1699,16 +1699,20 @@ class CreateSubjectRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SETTINGS_FIELD_NUMBER: _builtins.int
+    AT_FIRST_MESSAGE_FIELD_NUMBER: _builtins.int
+    at_first_message: _builtins.bool
+    """Created for its first message, as Locate with `create`: refused where the servers create no subjects so. Servers of 0.2 create it."""
     @_builtins.property
     def settings(self) -> Global___SubjectSettings: ...
     def __init__(
         self,
         *,
         settings: Global___SubjectSettings | None = ...,
+        at_first_message: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_first_message", b"at_first_message", "settings", b"settings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -145,3 +145,17 @@ OTHERS = {"SyncLiteSubscription", "Telemetry"}
 def test_each_call_has_its_right_here() -> None:
     (service,) = calls.DESCRIPTOR.services_by_name.values()
     assert {each.name for each in service.methods} == set(NEEDED) | OF_A_RECEIPT | OF_PULL_CONSUMERS | OTHERS
+
+
+async def test_a_fifo_message_creates_no_topic_where_servers_create_none(tmp_path: Path) -> None:
+    async with running(node_config(tmp_path, auto_create=False)) as node, qmq.connect(node.address, state_dir=False) as mq:
+        gateway = GatewayServer(mq, CONFIG)
+        await gateway.start()
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{gateway.port}") as channel:
+                stub = GatewayStub(MessagingServiceStub(channel), gateway, mq, "stub@1@1")
+                for fifo in ({}, {"kind": api.FIFO, "group": "a"}):
+                    assert (await stub.send(message("t", b"x", **fifo))).status.code == api.TOPIC_NOT_FOUND
+        finally:
+            await gateway.stop()
+        assert not await mq.metadata.list_subjects()
