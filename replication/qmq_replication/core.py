@@ -243,6 +243,7 @@ class Replica:
 
     def membership_is(self, membership: ReplicaMembership) -> None:
         """The coordination store has this membership. A master ignores it: it knows its own changes better."""
+        self.state.is_store_older = membership.version < self.state.membership.version
         if membership.version > self.state.membership.version and self.leader is None:
             self.state.membership = membership
 

@@ -168,7 +168,7 @@ class Driver:
         self.mesh = Mesh(PeerHello(identity.group, identity.replica), self.secret, self._disconnected, network)
         self.core = self._new_core(membership, asks_reset=asks_reset)
         self.requests = CoordinationRequests(
-            self.core, coordinator, lease_clock or clock, tell=self._with_core, spawn=self._spawn, on_held=on_held
+            self.core, coordinator, lease_clock or clock, tell=self._heard_of_store, spawn=self._spawn, on_held=on_held
         )
         self.arrivals = InboundLinks(
             identity.group, identity.replica, secret=lambda: self.secret.value, members=lambda: self.core.members, heard=self._heard
@@ -398,11 +398,20 @@ class Driver:
             self._stored(self.host.store.flushed_index)
 
     def remember(self, membership: ReplicaMembership, addresses: dict[str, str]) -> None:
-        """Store what a start without the coordination store needs."""
-        found = replace(self.identity, membership=membership.encode().decode(), addresses=addresses)
+        """Store what a start without the coordination store needs. An older membership than the known one is not stored: only that one
+        shows that the store's data was put back.
+        """
+        known = self.identity.members()
+        newest = membership if known is None or membership.version >= known.version else known
+        found = replace(self.identity, membership=newest.encode().decode(), addresses=addresses)
         if found != self.identity:
             self.identity = found
             self._saved()
+
+    def _heard_of_store(self, change: Callable[[int], object]) -> None:
+        """Pass the store's answer to the core, and keep the membership that it may have changed."""
+        self._with_core(change)
+        self.remember(self.core.state.membership, self.identity.addresses)
 
     def grow(self, identity: ReplicaIdentity) -> None:
         """Save the identity's next generation. Raises DiskFull."""

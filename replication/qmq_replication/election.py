@@ -6,7 +6,9 @@ accepts nothing older any more, and since every committed entry is on a majority
 ahead of this replica, this replica hands the mastership to that one (Raft, section 5.4.1).
 
 A replica that may have lost acknowledged entries (it is not *whole*: a power cut without flushing, or a new disk) does not count towards a
-majority. The election then needs a majority of whole replicas, or all replicas, of which the most advanced leads.
+majority. The election then needs a majority of whole replicas, or all replicas, of which the most advanced leads. The poll counts as the
+promises will be counted: who cannot be fenced does not campaign, so a group that cannot elect a master has none in the coordination store,
+and everybody can see it.
 """
 
 from __future__ import annotations
@@ -79,17 +81,28 @@ class Election:
         if state.role is not Role.POLLING:
             return
         self._replies[sender] = reply
-        if len(self._replies) == len(state.membership.voters) - 1 or (self._is_alone() and not self._is_behind()):
+        if self._all_replied or (self._is_alone() and self._could_fence() and not self._is_behind()):
             self._evaluate()
+
+    @property
+    def _all_replied(self) -> bool:
+        return len(self._replies) == len(self._state.membership.voters) - 1
 
     def _is_alone(self) -> bool:
         """True if a majority says that it hears no master. Replicas that do not answer, such as a dead master, do not count."""
         deaf = [name for name, reply in self._replies.items() if not reply.hears_master]
         return self._state.membership.is_majority([*deaf, self._state.name])
 
+    def _could_fence(self) -> bool:
+        """True if promises of those who replied would be enough."""
+        if self._all_replied:
+            return True
+        whole = [name for name, reply in self._replies.items() if reply.is_whole]
+        return self._state.membership.is_majority([*whole, self._state.name] if self._state.may_count else whole)
+
     def _evaluate(self) -> None:
         state = self._state
-        if not self._is_alone():
+        if state.is_store_older or not self._is_alone() or not self._could_fence():
             self._become_slave(state.timing.poll_ms * 3)
         elif self._is_behind():
             self._become_slave(state.timing.poll_ms * 2)
@@ -99,10 +112,9 @@ class Election:
     def _is_behind(self) -> bool:
         """True if another voter should campaign first: our log is behind, or may lack acknowledged entries."""
         mine = self._state.history.last
-        everybody = len(self._replies) == len(self._state.membership.voters) - 1
-        if not self._state.may_count and not everybody:
+        if not self._state.may_count and not self._all_replied:
             return True
-        judges = [each for each in self._replies.values() if each.is_whole or everybody]
+        judges = [each for each in self._replies.values() if each.is_whole or self._all_replied]
         return any((each.last_epoch, each.last_index) > mine for each in judges)
 
     def campaign(self) -> None:
@@ -115,7 +127,7 @@ class Election:
     def won(self, epoch: int, membership: ReplicaMembership) -> None:
         """Ask for promises in the epoch that we won. Nothing may be written in the epoch before a majority has promised it."""
         state = self._state
-        if state.role is not Role.CAMPAIGNING or epoch <= state.promised:
+        if state.role is not Role.CAMPAIGNING or epoch <= state.promised or membership.version < state.membership.version:
             state.request(Resign(epoch))
             if state.role is Role.CAMPAIGNING:
                 self._become_slave()

@@ -39,6 +39,10 @@ class ReplicaState:
         """Entries up to this index survive a power cut of this replica, under any flush policy."""
         self.is_verified = True
         """False while the coordination store has not said yet whether this folder is the replica's latest."""
+        self.is_store_older = False
+        """True while the coordination store has an older membership than this replica knows: its data was put back. The newer membership
+        has another majority, so an election under the older one may miss acknowledged entries.
+        """
         self.ready = Ready()
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from qmq_replication.history import EpochRun
 from qmq_replication.ready import Role, Timing
+from qmq_replication.replica_membership import ReplicaMembership
 from qmq_replication.replica_messages import Ack, Append, LogReset, Mismatch, Promise, Refusal
 from replication_world import Group
 
@@ -245,3 +246,43 @@ def test_ticks_are_needed_no_earlier_than_the_core_says() -> None:
         group.pass_time(due_ms - group.now_ms, name)
         group.settle()
     assert group.master == "a"
+
+
+def test_a_replica_that_knows_a_newer_membership_than_the_store_does_not_lead() -> None:
+    """Its majority is another one: an election under the older membership misses what the newer one's majority has."""
+    group = Group()
+    core = group.core["a"]
+    newer = ReplicaMembership(core.state.membership.version + 3, ("a", "b", "d"), ())
+    core.looked_up(0, 0, newer)
+    group.campaign("a")
+    assert core.state.membership == newer
+    assert core.state.role is Role.SLAVE
+    core.looked_up(0, 0, group.membership)
+    epoch = group.epoch
+    for _ in range(100):
+        group.pass_time(100, "a")
+        group.settle()
+    assert core.state.role is not Role.MASTER
+    assert group.epoch == epoch
+
+
+def test_a_group_that_could_not_fence_does_not_campaign() -> None:
+    """One replica away, one in doubt: the store must show that there is no master, and not one that comes and goes."""
+    group = Group()
+    group.elect("a")
+    group.append("a", 1)
+    group.settle()
+    group.isolate("c")
+    group.disk["b"] = group.disk["b"]._replace(is_whole=False)
+    group.start("b")
+    group.start("a")
+    epoch = group.epoch
+    for _ in range(200):
+        group.pass_time(100, *"ab")
+        group.settle()
+    assert group.epoch == epoch
+    group.heal()
+    for _ in range(200):
+        group.pass_time(100)
+        group.settle()
+    assert Role.MASTER in {each.state.role for each in group.core.values()}
