@@ -30,7 +30,7 @@ STOP_S: Final = 20.0
 REGISTRATION_TRIES: Final = 10
 """RocketMQ's proxy listens before its broker is registered. Each try starts a Java process, which takes a second."""
 JAVA: Final = ("java", "-XX:+UseG1GC")
-ROCKETMQ_TOPICS: Final = 24
+ROCKETMQ_TOPICS: Final = 8
 CLIENTS: Final = Path(__file__).parent / "clients"
 
 

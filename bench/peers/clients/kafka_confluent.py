@@ -86,24 +86,33 @@ class Client:
             "fetch.wait.max.ms": 10,
         }
         consumers = [Consumer({**settings, "group.id": group}) for group in phase.group_names for _ in range(phase.consumers)]
-        for each in consumers:
-            each.subscribe([phase.topic])
-        await asyncio.gather(*[asyncio.to_thread(self._assigned, each) for each in consumers])
-        run.begin()
-        work = [threading.Thread(target=self._take, args=(each, run)) for each in consumers]
+        begun, ready = threading.Event(), [threading.Event() for _ in consumers]
+        work = [threading.Thread(target=self._take, args=(each, run, has, begun)) for each, has in zip(consumers, ready, strict=True)]
         for thread in work:
             thread.start()
+        for has in ready:
+            await asyncio.to_thread(has.wait)
+        run.begin()
+        begun.set()
         await asyncio.to_thread(lambda: [thread.join() for thread in work])
         for each in consumers:
             each.close()
 
-    def _assigned(self, consumer: Any) -> None:
-        """Wait until the member has its partitions: the group is balanced before the clock starts."""
-        while not consumer.assignment():
-            consumer.consume(0, 0.1)
+    def _take(self, consumer: Any, run: Run, has_partitions: threading.Event, begun: threading.Event) -> None:
+        """Join the group, and fetch nothing before the row begins: it is balanced by then."""
 
-    def _take(self, consumer: Any, run: Run) -> None:
+        def assigned(_: Any, partitions: list[Any]) -> None:
+            consumer.assign(partitions)
+            if not begun.is_set():
+                consumer.pause(partitions)
+
+        consumer.subscribe([run.phase.topic], on_assign=assigned)
+        while not begun.is_set():
+            consumer.poll(0.02)
+            if consumer.assignment():
+                has_partitions.set()
         counts, timed = run.another(), run.phase.per_s
+        consumer.resume(consumer.assignment())
         while not run.is_over:
             messages = consumer.consume(1 if timed else 10_000, 0.05)
             if timed:

@@ -12,6 +12,7 @@ import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.NewTopic;
 import org.apache.kafka.clients.consumer.*;
 import org.apache.kafka.clients.producer.*;
+import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.serialization.*;
 
 public class KafkaClient {
@@ -186,10 +187,21 @@ public class KafkaClient {
         try (KafkaConsumer<byte[], byte[]> consumer = new KafkaConsumer<>(Map.of(
             "bootstrap.servers", address, "group.id", group, "auto.offset.reset", "earliest", "max.poll.records", isTimed ? "500" : "10000"),
             new ByteArrayDeserializer(), new ByteArrayDeserializer())) {
-            consumer.subscribe(List.of(topic()));
-            while (consumer.assignment().isEmpty()) count(consumer.poll(Duration.ofMillis(10)), isTimed);
-            assigned.release();
-            started.acquireUninterruptibly();
+            boolean[] hasBegun = {false};
+            consumer.subscribe(List.of(topic()), new ConsumerRebalanceListener() {
+                public void onPartitionsAssigned(Collection<TopicPartition> partitions) {
+                    if (!hasBegun[0]) consumer.pause(partitions); // nothing is fetched before the row begins
+                }
+
+                public void onPartitionsRevoked(Collection<TopicPartition> partitions) {}
+            });
+            for (boolean isReady = false; !started.tryAcquire(); consumer.poll(Duration.ofMillis(10)))
+                if (!isReady && !consumer.assignment().isEmpty()) {
+                    isReady = true;
+                    assigned.release();
+                }
+            hasBegun[0] = true;
+            consumer.resume(consumer.assignment());
             while (!isOver) count(consumer.poll(Duration.ofMillis(50)), isTimed);
         }
     }
