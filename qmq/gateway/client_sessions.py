@@ -36,11 +36,25 @@ class ClientSession:
 
 
 class TelemetryStream:
-    """The gateway's end of a Telemetry stream. It writes one command after another, and calls `note` with each command."""
+    """The gateway's end of a Telemetry stream. It writes one command after another, and calls `note` with each command. `end` cancels the
+    task that serves the stream.
+    """
 
-    def __init__(self, write: Write, note: Callable[[calls.TelemetryCommand], None]) -> None:
-        self._write, self._note = write, note
+    def __init__(self, write: Write, note: Callable[[calls.TelemetryCommand], None], end: Callable[[], object]) -> None:
+        self._write, self._note, self._end = write, note, end
         self._lock = asyncio.Lock()
+        self.is_cut = False
+
+    def cut(self) -> None:
+        """End the stream: the client opens another one."""
+        if not self.is_cut:
+            self.is_cut = True
+            self._end()
+
+    @property
+    def is_writing(self) -> bool:
+        """True while a command waits for gRPC, which takes no more for a client that does not read."""
+        return self._lock.locked()
 
     async def send(self, command: calls.TelemetryCommand) -> None:
         """Send a command; returns when gRPC has taken it."""
@@ -88,9 +102,12 @@ class ClientSessions:
         """The subjects to which clients with an open stream publish."""
         return set().union(*(each.published for each in self._sessions.values() if each.streams))
 
-    def producers_of(self, subject: str) -> list[ClientSession]:
-        """The clients that publish to the subject and have an open stream: the gateway can ask them about a transaction."""
-        return [each for each in self._sessions.values() if each.streams and subject in each.published]
+    def producers_of(self, subject: str) -> list[TelemetryStream]:
+        """The newest stream of each client that publishes to the subject, where nothing is being written: the gateway can ask there about a
+        transaction.
+        """
+        newest = (each.streams[-1] for each in self._sessions.values() if each.streams and subject in each.published)
+        return [each for each in newest if not each.is_writing]
 
     def end(self, client_id: str) -> None:
         """Forget a client that reports its end."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -66,6 +67,8 @@ class GatewayServer:
         self._peers: RpcPeers = {}
         self._served: RpcPort | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._looks: dict[GatewayParts, asyncio.Task[None]] = {}
+        """The looks for transactions that are under way."""
         self.port = config.port
 
     @property
@@ -135,10 +138,19 @@ class GatewayServer:
                     log.exception("messages whose invisible time is over could not be given back")
 
     async def _check_transactions(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._config.transactions.look_ms / 1000)
             # Each identity by itself: one with many transactions, or with producers that do not read, delays no other.
-            await asyncio.gather(*(each.transactions.look() for each in self.all_parts))
+            for each in self.all_parts:
+                if each not in self._looks:
+                    self._looks[each] = loop.create_task(each.transactions.look())
+                    self._looks[each].add_done_callback(partial(self._looked, each))
+
+    def _looked(self, parts: GatewayParts, look: asyncio.Task[None]) -> None:
+        del self._looks[parts]
+        if not look.cancelled() and look.exception() is not None:
+            log.error("transactions without a decision could not be searched", exc_info=look.exception())
 
     async def stop(self) -> None:
         """Answer running calls for a moment, then return the messages that clients hold, and leave the groups. A cluster that cannot be
@@ -146,9 +158,10 @@ class GatewayServer:
         """
         if self._served is not None:
             await self._served.stop(STOP_GRACE_S)
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._looks.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await leave(self.parts.close(), self._identities.close())
 
 

@@ -105,9 +105,16 @@ class CheckPlan:
 
     def asked(self, half: DelayedMessage, now_ms: int) -> None:
         """Record a check of the transaction."""
+        self._pause(half, now_ms, 1)
+
+    def failed(self, half: DelayedMessage, now_ms: int) -> None:
+        """Record that the transaction could not be checked: that is no check, and the next try comes after the same pause."""
+        self._pause(half, now_ms, 0)
+
+    def _pause(self, half: DelayedMessage, now_ms: int, checks: int) -> None:
         count = self._checks.get(half.id, (0, 0))[0]
         pauses = self.timing.pauses_ms
-        self._checks[half.id] = count + 1, now_ms + pauses[min(count, len(pauses) - 1)]
+        self._checks[half.id] = count + checks, now_ms + pauses[min(count, len(pauses) - 1)]
 
     def keep_only(self, ids: set[str]) -> None:
         """Forget all transactions except these: the others are decided."""

@@ -5,6 +5,7 @@ Every answer has a status, and is counted by it. gRPC's own errors are only for 
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
@@ -188,7 +189,7 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
     ) -> None:
         """Answer the settings that a client sends; a client sends other commands as answers to the gateway's commands."""
         headers = headers_of(context)
-        stream = TelemetryStream(context.write, lambda command: self._note(headers, command))
+        stream = TelemetryStream(context.write, lambda command: self._note(headers, command), _own_task().cancel)
         try:
             caller = self.caller("Telemetry", headers, context)
         except Exception as failure:
@@ -207,6 +208,10 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
                     await stream.send(answer)
         except DecodeError:
             await stream.send(calls.TelemetryCommand(status=_told(InvalidArgument("the bytes of the stream are not a command"))))
+        except asyncio.CancelledError:
+            if not stream.is_cut:
+                raise
+            # A cancelled task sends no end to the client, and one that returns does.
         finally:
             session.streams.remove(stream)
 
@@ -333,6 +338,12 @@ def endpoints_of(address: str) -> api.Endpoints:
     except ValueError:
         scheme = api.DOMAIN_NAME
     return api.Endpoints(scheme=scheme, addresses=[api.Address(host=host, port=place.port)])
+
+
+def _own_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None  # a call is served in a task
+    return task
 
 
 def _told(failure: Exception) -> api.Status:

@@ -12,13 +12,11 @@ import logging
 import random
 from typing import Final
 
-import grpc
-
 from qmq.client.client import Client
 from qmq.client.delayed_message import DelayedMessage
 from qmq.clock import Clock, time_of
 from qmq.errors import InvalidArgument, MessageNotFound, QmqError, TooLate
-from qmq.gateway.client_sessions import ClientSessions
+from qmq.gateway.client_sessions import ClientSessions, TelemetryStream
 from qmq.gateway.half_messages import CheckPlan, check_decision, outcome_before
 from qmq.gateway.message_mapping import half_message_for_client
 from qmq.gateway.rocketmq_names import subject_of_topic
@@ -30,7 +28,9 @@ from qmq.proto.rocketmq import service_pb2 as calls
 log = logging.getLogger("qmq.gateway")
 
 ASK_S: Final = 2.0
-"""A producer that has not read a question by then is not waited for: others wait for theirs."""
+"""The stream of a producer that has not read a question by then is cut: others wait for their questions."""
+ASKED_AT_ONCE: Final = 16
+"""The whole messages that an identity's questions hold in memory at one time."""
 CHECKS_AT_ONCE: Final = 10_000
 """One look considers at most this many half messages of a topic, the oldest first."""
 
@@ -40,6 +40,7 @@ class TopicTransactions:
 
     def __init__(self, client: Client, sessions: ClientSessions, clock: Clock, plan: CheckPlan) -> None:
         self._client, self._sessions, self._clock, self._plan = client, sessions, clock, plan
+        self._places = asyncio.Semaphore(ASKED_AT_ONCE)
 
     # --- deciding ------------------------------------------------------------------------------------------------------
 
@@ -85,17 +86,19 @@ class TopicTransactions:
         """
         halves: set[str] = set()
         is_complete = True
-        for subject in sorted(self._sessions.published):
-            try:
-                async for each in self._client.delayed.list(subject, limit=CHECKS_AT_ONCE, is_half=True, silent={}):
-                    halves.add(each.id)
-                    await self._checked(each)
-            except QmqError as failure:
-                is_complete = False
-                log.warning("transactions of topic %s without a decision could not be searched: %s", subject, failure)
-            except Exception:
-                is_complete = False
-                log.exception("transactions of topic %s without a decision could not be searched", subject)
+        async with asyncio.TaskGroup() as checks:
+            for subject in sorted(self._sessions.published):
+                try:
+                    async for each in self._client.delayed.list(subject, limit=CHECKS_AT_ONCE, is_half=True, silent={}):
+                        halves.add(each.id)
+                        await self._places.acquire()
+                        checks.create_task(self._checked(each))
+                except QmqError as failure:
+                    is_complete = False
+                    log.warning("transactions of topic %s without a decision could not be searched: %s", subject, failure)
+                except Exception:
+                    is_complete = False
+                    log.exception("transactions of topic %s without a decision could not be searched", subject)
         if is_complete:
             self._plan.keep_only(halves)
 
@@ -104,7 +107,9 @@ class TopicTransactions:
             await self._check(half)
         except Exception:
             log.exception("transaction %s cannot be checked, and the next one is", half.id)
-            self._plan.asked(half, self._clock.monotonic_ms())
+            self._plan.failed(half, self._clock.monotonic_ms())
+        finally:
+            self._places.release()
 
     async def _check(self, half: DelayedMessage) -> None:
         now_ms = self._clock.monotonic_ms()
@@ -116,9 +121,8 @@ class TopicTransactions:
             self._plan.asked(half, now_ms)
 
     async def _ask(self, half: DelayedMessage) -> bool:
-        """Ask a producer about the transaction. Returns False if no producer could be asked."""
-        producers = self._sessions.producers_of(half.subject)
-        if not producers:
+        """Ask a producer about the transaction. Returns False if no producer could be asked: that is no check."""
+        if not self._sessions.producers_of(half.subject):
             return False
         try:
             whole = await self._client.delayed.show(half.id)
@@ -126,12 +130,17 @@ class TopicTransactions:
             log.info("half message %s could not be read, it is asked about later: %s", half.id, failure)
             return False
         command = calls.RecoverOrphanedTransactionCommand(message=half_message_for_client(whole), transaction_id=half.id)
-        stream = random.choice(producers).streams[-1]  # noqa: S311 - any will do
+        streams = self._sessions.producers_of(half.subject)
+        return bool(streams) and await self._sent(random.choice(streams), command, half)  # noqa: S311 - any will do
+
+    async def _sent(self, stream: TelemetryStream, command: calls.RecoverOrphanedTransactionCommand, half: DelayedMessage) -> bool:
+        """False if gRPC did not take the command. What it took in part keeps the stream busy, so the stream is cut."""
         try:
             async with asyncio.timeout(ASK_S):
                 await stream.send(calls.TelemetryCommand(recover_orphaned_transaction_command=command))
-        except (grpc.RpcError, grpc.aio.UsageError, OSError) as failure:
+        except Exception as failure:  # gRPC's own errors have no common class
             log.info("a producer of %s left, or did not read, before it could be asked: %r", half.subject, failure)
+            stream.cut()
             return False
         return True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -173,13 +173,14 @@ async def gateway_on(
     at: str = "",
     network: Network = NETWORK,
     credentials: GatewayCredentials | None = None,
+    connect: Callable[[str], qmq.Client] | None = None,
     clock: Clock | None = None,
 ) -> AsyncIterator[GatewayStub]:
     """A gateway on a machine of the cluster, and a stub of one client. `network` is for the gateway's port, `clock` its machine's (default:
     the cluster's).
     """
     mq = cluster.client(at=at)
-    gateway = GatewayServer(mq, config, clock=clock or cluster._clock, network=network, credentials=credentials)
+    gateway = GatewayServer(mq, config, clock=clock or cluster._clock, network=network, credentials=credentials, connect=connect)
     await gateway.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{gateway.port}") as channel:

@@ -31,7 +31,7 @@ def test_young_sessions_are_bounded_and_the_one_that_was_silent_for_longest_goes
 
 def test_a_client_with_a_stream_keeps_its_place(few: ClientSessions) -> None:
     for client in "abc":
-        few.hear(client).streams.append(TelemetryStream(_unread, lambda _: None))
+        few.hear(client).streams.append(TelemetryStream(_unread, lambda _: None, lambda: None))
     with pytest.raises(Refused, match="3 clients"):
         few.hear("d")
     assert all(map(few.is_alive, "abc"))

@@ -8,13 +8,20 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
 
+import grpc
 import pytest
 from gateway_stub import GatewayStub, gateway_on, message, seconds
+from support import eventually
+from test_gateway_access import signed
 
+import qmq
 from qmq.client.delayed_message import DelayedMessage
 from qmq.clock import SystemClock, time_of
 from qmq.gateway.gateway_config import GatewayConfig
+from qmq.gateway.gateway_credentials import ClientKeys, GatewayCredentials
 from qmq.gateway.half_messages import CheckPlan, TransactionTiming
 from qmq.model import MessageId
 from qmq.proto.rocketmq import definition_pb2 as api
@@ -226,3 +233,61 @@ async def test_a_first_check_after_a_transactions_end_is_refused(gateway: Gatewa
     for after_s in (-1, 12 * 3600):
         refused = await recoverable(gateway, after_s)
         assert (refused.status.code, refused.transaction_id) == (api.BAD_REQUEST, "")
+
+
+async def producing(gateway: GatewayStub, topic: str) -> Any:
+    """The stream of a producer of the topic. It has read the gateway's settings, and nothing more."""
+    stream = gateway.stub.Telemetry(metadata=gateway.headers)
+    publishing = api.Publishing(topics=[api.Resource(name=topic)])
+    await stream.write(calls.TelemetryCommand(settings=api.Settings(client_type=api.PRODUCER, publishing=publishing)))
+    assert (await stream.read()).HasField("settings")
+    return stream
+
+
+async def test_questions_that_a_producer_does_not_read_are_no_checks_and_its_stream_is_cut() -> None:
+    timing = TransactionTiming(first_check_ms=0, pauses_ms=(1,), checks_max=50, look_ms=10)
+    async with TestCluster() as cluster, gateway_on(cluster, GatewayConfig(port=0, transactions=timing)) as gateway:
+        transactions = [await half(gateway, "orders", bytes(1 << 20)) for _ in range(16)]
+        stream = await producing(gateway, "orders")
+        await eventually(lambda: not gateway.gateway.parts.sessions.published)
+        while await stream.read() is not grpc.aio.EOF:
+            pass
+        assert [await end(gateway, "orders", each, api.COMMIT) for each in transactions] == [api.OK] * len(transactions)
+
+
+class StuckDelayed:
+    """The delayed messages of a cluster that does not answer."""
+
+    async def list(self, *_: object, **__: object) -> AsyncIterator[DelayedMessage]:
+        await asyncio.Event().wait()
+        raise AssertionError("it waits for ever")
+        yield
+
+
+class StuckClient:
+    """A client whose delayed messages cannot be listed."""
+
+    def __init__(self, client: qmq.Client) -> None:
+        self._client, self.delayed = client, StuckDelayed()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
+async def test_an_identity_whose_look_does_not_end_delays_no_others_questions() -> None:
+    keys = {name: ClientKeys(name, f"secret of {name}", name) for name in ("stuck", "shop")}
+    async with TestCluster() as cluster:
+
+        def connect(token: str) -> Any:
+            return StuckClient(cluster.client()) if token == "stuck" else cluster.client()
+
+        async with gateway_on(cluster, CONFIG, credentials=GatewayCredentials(keys), connect=connect) as gateway:
+            stuck = replace(gateway, signed=signed("stuck", "secret of stuck"))
+            shop = replace(gateway, signed=signed("shop", "secret of shop"))
+            other = await producing(stuck, "orders")
+            async with aclosing(asking(shop)) as asked:
+                for _ in range(3):
+                    transaction = await half(shop, "orders")
+                    assert await anext(asked) == transaction
+                    assert await end(shop, "orders", transaction, api.ROLLBACK) == api.OK
+            other.cancel()
