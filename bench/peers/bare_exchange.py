@@ -128,7 +128,7 @@ class Exchanged:
 
 
 def measured(is_fast: bool) -> Exchanged:
-    """One run, with a server and a client of its own. `is_fast`: the client runs on uvloop."""
+    """One run, with a new server and a new client. `is_fast`: the client runs on uvloop."""
     context = mp.get_context("spawn")
     found: Any = context.Queue()
     server = context.Process(target=serve, args=(found,), daemon=True)

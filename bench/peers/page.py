@@ -1,6 +1,6 @@
 """The blocks of pages that come from docs/peers.json: between `<!-- peers: NAME -->` and `<!-- end of peers -->`.
 
-`python bench/peers/page.py` writes them; `tests/bench/test_peers.py` fails when a page differs.
+`python bench/peers/page.py` writes them; `tests/scripts/test_peers.py` fails when a page differs.
 """
 
 from __future__ import annotations
