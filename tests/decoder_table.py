@@ -69,7 +69,6 @@ OTHERS: Final[dict[str, str]] = {
     "qmq.gateway.topic_sending.TopicSending._send_half": OWN,
     "qmq.integrations.django.task_worker.handle": "a handler: the listener counts the attempt of its message alone",
     "qmq.integrations.kombu.envelope.due_of": "the sender's own task, before it is stored",
-    "qmq.integrations.taskiq.QmqBroker.listen": "the formatter may be anybody's: an error of it sets the message aside",
     "qmq.integrations.taskiq.QmqBroker.kick": "the sender's own task, before it is stored",
     "qmq.operations.finding.size_in_words": NUMBER_ALREADY,
     "qmq.operations.message_view._delay_stored_ms": "a delayed id, which the client parsed before",

@@ -37,7 +37,7 @@ from qmq.gateway import half_messages, message_filter, message_mapping, rocketmq
 from qmq.gateway.gateway_credentials import GatewayCredentials
 from qmq.gateway.invisible_messages import ReceiptHandle
 from qmq.gateway.status_codes import Refused
-from qmq.integrations import cloud_event, dramatiq, server_sent_events
+from qmq.integrations import cloud_event, dramatiq, server_sent_events, taskiq
 from qmq.integrations.faststream import faststream_messages
 from qmq.integrations.http import http_requests, http_site
 from qmq.integrations.kombu import envelope
@@ -311,7 +311,29 @@ async def faststream(message: Any) -> None:
     await faststream_messages.decode(await faststream_messages.parse_message(message))
 
 
+TASKIQ: Final = {
+    **{"task_id": "1", "task_name": "t", "labels": {"delay": "5", "x": "y"}, "labels_types": {"delay": 1, "x": 5}},
+    **{"args": [1], "kwargs": {"a": 1}},
+}
+FORMATTER: Final = taskiq.QmqBroker().formatter
+
+
+def taskiq_task(body: bytes) -> None:
+    """What a worker does with a message: it looks for the task by its name, and says so if it has none."""
+    for own_id in ("", "0" * 32):
+        name, _ = taskiq.task_of(FORMATTER, body, own_id)
+        shown(f"no worker knows task {name!r}")
+
+
 TASKS: Final = (
+    Decoder(
+        "Taskiq: a message",
+        values.json_of(values.changed(TASKIQ)),
+        taskiq_task,
+        (errors.InvalidArgument,),
+        ("qmq.integrations.taskiq.task_of",),
+        always=values.each_change(TASKIQ),
+    ),
     Decoder(
         "kombu and Celery: a message",
         st.tuples(values.BYTES, values.json_of(values.changed(KOMBU)), values.TIMES_MS),

@@ -14,10 +14,12 @@ from datetime import UTC, timedelta
 from typing import Any, Final
 
 from taskiq import AckableMessage, AsyncBroker, BrokerMessage, ScheduledTask, ScheduleSource, SmartRetryMiddleware
+from taskiq.abc.formatter import TaskiqFormatter
 from taskiq.message import TaskiqMessage
 
 import qmq
 from qmq.errors import InvalidArgument, MessageNotFound, TooLate
+from qmq.printable import visible
 
 log = logging.getLogger("qmq.taskiq")
 
@@ -90,23 +92,33 @@ class QmqBroker(AsyncBroker):
         try:
             async for message in consumer:
                 try:
-                    data = message.body
-                    task = self.formatter.loads(message=data)
-                    if OWN_ID in message.headers:
-                        task.task_id = str(message.id)
-                        data = self.formatter.dumps(task).message
-                    task.parse_labels()
-                except Exception as cause:  # any formatter, any body
-                    log.warning("message %s is no task, it goes to the dead-letter queue: %s", message.id, cause)
-                    message.reject(cause)
+                    name, data = task_of(self.formatter, message.body, str(message.id) if OWN_ID in message.headers else "")
+                except InvalidArgument as failure:
+                    log.warning("message %s goes to the dead-letter queue: %s", message.id, failure.message)
+                    message.reject(failure.message)
                     continue
-                if self.find_task(task.task_name) is None:
-                    log.warning("this worker does not know task %r: it is handed out again", task.task_name)
-                    message.nack(error=f"no worker knows task {task.task_name!r}")
+                if self.find_task(name) is None:
+                    log.warning("this worker does not know task %r: it is handed out again", name)
+                    message.nack(error=f"no worker knows task {name!r}")
                     continue
                 yield AckableMessage(data=data, ack=message.ack)
         finally:
             consumer.drain()
+
+
+def task_of(formatter: TaskiqFormatter, body: bytes, own_id: str = "") -> tuple[str, bytes]:
+    """The name of the task in a message, and the task as Taskiq reads it, under its own id if one is given. Raises InvalidArgument with the
+    formatter's reason.
+    """
+    try:
+        task = formatter.loads(message=body)
+        if own_id:
+            task.task_id = own_id
+            body = formatter.dumps(task).message
+        task.parse_labels()
+    except Exception as cause:  # any formatter, any body
+        raise InvalidArgument(visible(f"this is no task: {type(cause).__name__}: {cause}")) from None
+    return task.task_name, body
 
 
 class QmqScheduleSource(ScheduleSource):
