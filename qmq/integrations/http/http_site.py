@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import logging
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -40,6 +41,8 @@ STATUSES: Final[tuple[tuple[type[qmq.QmqError], int], ...]] = (
     (errors.ClientClosed, 503),
     (errors.CallerError, 400),
 )
+
+_DOCUMENT: Final = json.dumps(document(), separators=(",", ":")).encode()
 
 Handler = Callable[[HttpCaller, Request, bytes], Awaitable[dict[str, Any]]]
 
@@ -82,7 +85,7 @@ def _require_no_page(headers: Headers) -> None:
 
 
 async def _openapi(_: Request) -> Response:
-    return JSONResponse(document())
+    return Response(_DOCUMENT, media_type="application/json")
 
 
 async def _body(request: Request) -> bytes:

@@ -20,10 +20,12 @@ pytest.importorskip("starlette", reason="needs starlette: pip install 'qmq[http]
 import qmq  # noqa: E402
 from qmq.client.group_reading import OrderedReading  # noqa: E402
 from qmq.errors import QuotaExceeded  # noqa: E402
+from qmq.integrations.http import http_site  # noqa: E402
 from qmq.integrations.http.group_receipts import settle  # noqa: E402
 from qmq.integrations.http.http_clients import CLIENTS_MAX, HttpClients  # noqa: E402
 from qmq.integrations.http.http_requests import WAIT_S_MAX, Settle  # noqa: E402
 from qmq.integrations.http.http_server import HttpConfig, HttpServer  # noqa: E402
+from qmq.integrations.http.openapi import document  # noqa: E402
 
 ACK = Settle((), "ack", None, "")
 EVENT = {"id": "1", "source": "/shop", "type": "order.new", "specversion": "1.0"}
@@ -316,6 +318,12 @@ async def test_the_principal_with_the_most_tokens_makes_room_for_others() -> Non
         with pytest.raises(QuotaExceeded):
             await under_way.enter_async_context(clients.caller("Bearer mallory-new"))
         assert [token for token, each in made.items() if not each.is_open] == ["mallory-0", "mallory-new"]
+
+
+async def test_the_description_is_not_made_for_each_request(http: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_site, "document", None)
+    answer = await http.get("/openapi.json")
+    assert (answer.headers["content-type"], answer.json()) == ("application/json", document())
 
 
 @pytest.mark.rotating
