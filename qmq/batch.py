@@ -264,12 +264,17 @@ class BatchView:
         except UnicodeDecodeError as cause:
             raise CorruptBatch(f"the name of the subject is not UTF-8: {cause}") from cause
 
+    @property
+    def bodies_bytes(self) -> int:
+        """The size of all bodies, decompressed: `bodies` refuses a batch that decompresses to another size. Raises CorruptBatch."""
+        return _last_offset_of(self.region, self.layout.body, self.header.count)
+
     def bodies(self) -> list[bytes]:
         """All bodies, decompressed. Raises CorruptBatch."""
         header, layout = self.header, self.layout
         if not header.compression:
             return bytes_column(self.region, layout.body, layout.body_data, header.count)
-        size = _last_offset_of(self.region, layout.body, header.count)
+        size = self.bodies_bytes
         stored = self.region[layout.body_data : layout.body_data + header.body_bytes]
         try:
             kind = Compression(header.compression)

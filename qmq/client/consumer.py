@@ -209,8 +209,8 @@ class Consumer:
             await self._wait(math.inf)
 
     async def pull(self, messages_max: int = 1000, wait: timedelta = timedelta(seconds=20)) -> Messages:
-        """Up to `messages_max` messages of one broker group; empty if none came within `wait`. Settle them with `Messages.ack` or one by
-        one. Broker groups with messages take turns.
+        """Up to `messages_max` messages of one broker group, and fewer if their bodies have 8 MiB; empty if none came within `wait`. Settle
+        them with `Messages.ack` or one by one. Broker groups with messages take turns.
 
         Raises MessagesExpired, LogDamaged, UnknownSubject, ClientClosed.
         """
@@ -224,11 +224,13 @@ class Consumer:
             return Messages([])
         slices = [first]
         room = messages_max - first.count
-        while room > 0 and attachment.slices and not self._most_once:
+        size = first.batch.view.bodies_bytes  # what was pulled as a few bytes may be large when it is decompressed
+        while room > 0 and size < limits.PULL_BYTES_MAX and attachment.slices and not self._most_once:
             part = attachment.take(room)
             if self._is_readable(part):
                 slices.append(part)
                 room -= part.count
+                size += part.batch.view.bodies_bytes
         return Messages(slices)
 
     def batches(self, messages_max: int = 1000) -> AsyncIterator[Messages]:

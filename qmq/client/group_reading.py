@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 from qmq import limits
 from qmq.client.any_message import AnyMessage, joined_unordered
 from qmq.client.client import Client
-from qmq.client.message import StoredMessage
+from qmq.client.message import Decoded, StoredMessage
 from qmq.client.ordered.ordered_consumer import OrderedConsumer
 
 AHEAD: Final = 512
@@ -34,12 +34,15 @@ Wants = Callable[[StoredMessage], bool]
 
 
 class GroupReading(Protocol):
-    """Hands out messages of a subject for a group. `unsettled` counts those without a verdict. Do not call `close` concurrently."""
+    """Hands out messages of a subject for a group. `unsettled` counts those without a verdict. Do not call `close` concurrently.
+
+    Who has used a message's body sets it to b"", so that messages that wait for their verdict hold no memory.
+    """
 
     unsettled: int
 
     async def receive(self, messages_max: int, wait_s: float) -> Sequence[AnyMessage]:
-        """At most `messages_max` messages; none if none came within `wait_s`. Raises QmqError."""
+        """At most `messages_max` messages, and fewer if their bodies have 8 MiB; none if none came within `wait_s`. Raises QmqError."""
         ...
 
     def settled(self) -> None:
@@ -53,6 +56,19 @@ class GroupReading(Protocol):
     async def close(self) -> None:
         """Leave the group."""
         ...
+
+
+class OpenBatch:
+    """The batch that a reading handed out last. It alone stays decompressed: each message has its own body."""
+
+    def __init__(self) -> None:
+        self._batch: Decoded | None = None
+
+    def handed_out(self, batch: Decoded | None) -> None:
+        """Forget what another batch was decompressed to."""
+        if self._batch is not None and self._batch is not batch:
+            self._batch.decoded = None
+        self._batch = batch
 
 
 class PlainReading:
@@ -75,6 +91,7 @@ class PlainReading:
         self._wants = wants
         self.unsettled = 0
         self._is_resting = False
+        self._open = OpenBatch()
 
     async def joined(self) -> bool:
         """Join the group. Returns False, with the reading closed, if the subject is ordered. Raises as `joined_unordered`."""
@@ -85,7 +102,10 @@ class PlainReading:
         if self._is_resting:
             self._is_resting = False
             self._consumer.resume()
-        found = _wanted(list(await self._consumer.pull(messages_max, timedelta(seconds=wait_s))), self._wants)
+        pulled = await self._consumer.pull(messages_max, timedelta(seconds=wait_s))
+        found = _wanted(list(pulled), self._wants)
+        for each in pulled.slices:
+            self._open.handed_out(each.batch)
         self.unsettled += len(found)
         return found
 
@@ -95,6 +115,7 @@ class PlainReading:
     def rest(self) -> None:
         if not self._is_resting:
             self._is_resting = True
+            self._open.handed_out(None)
             self._consumer.rest()
 
     async def close(self) -> None:
@@ -111,6 +132,7 @@ class OrderedReading:
         self._make: Callable[[], OrderedConsumer] = partial(client.ordered_consumer, subject, group, **named)
         self._wants, self._idle_s = wants, idle_s
         self.unsettled = 0
+        self._open = OpenBatch()
         self._consumer: OrderedConsumer | None = None
         self._is_asked = False
         self._idle: asyncio.TimerHandle | None = None
@@ -121,7 +143,10 @@ class OrderedReading:
         self._stop_timer()
         if self._consumer is None:
             self._consumer = self._make()
-        found = _wanted(await self._consumer.take(messages_max, timedelta(seconds=wait_s)), self._wants)
+        taken = await self._consumer.take(messages_max, timedelta(seconds=wait_s))
+        for each in taken:
+            self._open.handed_out(each.batch)
+        found = _wanted(taken, self._wants)
         self.unsettled += len(found)
         return found
 

@@ -171,8 +171,8 @@ class OrderedConsumer:
         message = self._by_key.take()
         if message is None:
             return None
-        if not message.body and message.unreadable is not None:
-            message.fail(error=message.unreadable)
+        if not message.body and (failure := message.open()) is not None:
+            message.fail(error=failure)
             return None
         if inbox.waiting and inbox.woken is None:  # `notify_next` without another call: this runs for every message
             inbox.notify()
@@ -231,9 +231,9 @@ class OrderedConsumer:
                 return found
 
     async def take(self, messages_max: int = 32, wait: timedelta = timedelta(seconds=20)) -> list[OrderedMessage]:
-        """Up to `messages_max` messages of different keys, each to be settled by itself; an empty list if none came within `wait`. Several
-        messages may be unsettled at once; the next message of a key comes when the one before it is settled. Unsettled messages count
-        towards `prefetch`. Raises as iteration does; InvalidArgument if the consumer reads in bulk.
+        """Up to `messages_max` messages of different keys, and fewer if their bodies have 8 MiB; an empty list if none came within `wait`.
+        Each is settled by itself. Several messages may be unsettled at once; the next message of a key comes when the one before it is
+        settled. Unsettled messages count towards `prefetch`. Raises as iteration does; InvalidArgument if the consumer reads in bulk.
         """
         if messages_max < 1:
             raise InvalidArgument(f"messages_max is 1 or more, not {messages_max}")
@@ -248,9 +248,11 @@ class OrderedConsumer:
                     message = await self._next()
             except TimeoutError:
                 return found
+        size = 0
         while message is not None:
             found.append(message)
-            message = self._next_ready() if len(found) < messages_max else None
+            size += len(message.body)
+            message = self._next_ready() if len(found) < messages_max and size < limits.PULL_BYTES_MAX else None
         return found
 
     async def run(self, handler: Handler, *, concurrency: int = CONCURRENCY) -> None:
@@ -353,8 +355,8 @@ class OrderedConsumer:
         while True:
             self._check_open()
             message = None if self.is_paused else self._by_key.take()
-            if message is not None and message.unreadable is not None:
-                message.fail(error=message.unreadable)
+            if message is not None and not message.body and (failure := message.open()) is not None:
+                message.fail(error=failure)
                 continue
             if message is not None:
                 self._inbox.notify_next()

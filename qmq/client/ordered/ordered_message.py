@@ -116,8 +116,8 @@ class OrderedMessage(LaneMessage):
     __slots__ = ("_settler", "cell")
 
     def __init__(self, settler: LaneSettler, lane: LaneSource, cell: Cell, batch: Decoded, index: int, token: int, version: int) -> None:
-        # Not by super(): a call for each message.
-        bodies = batch.readable_bodies
+        # Not by super(): a call for each message. Compressed bodies are decompressed when the message is handed out: see `open`.
+        bodies = batch.decoded if batch.view.header.compression else batch.bodies
         self.body = bodies[index] if bodies is not None else b""
         self.attempt = cell.attempt
         self.is_settled = False
@@ -130,9 +130,22 @@ class OrderedMessage(LaneMessage):
         self.cell = cell
 
     @property
+    def batch(self) -> Decoded:
+        """The batch that has the message."""
+        return self._batch
+
+    @property
     def unreadable(self) -> CorruptBatch | None:
         """Why the body cannot be decompressed; such a message is never handed out."""
         return self._batch.unreadable
+
+    def open(self) -> CorruptBatch | None:
+        """Read the body if that was not done yet. Returns why it cannot be decompressed; such a message is never handed out."""
+        bodies = self._batch.readable_bodies
+        if bodies is None:
+            return self._batch.unreadable
+        self.body = bodies[self._index]
+        return None
 
     def again(self) -> OrderedMessage:
         """The same message for another attempt; verdicts given through the old object are ignored."""

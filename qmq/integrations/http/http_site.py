@@ -130,6 +130,7 @@ async def _receive(caller: HttpCaller, request: Request, body: bytes) -> dict[st
         size += len(message.body)
         try:
             shown.append(message_fields(receipt, message))
+            message.body = b""  # only the verdict is to come
         except Exception as failure:  # this message fails its attempt alone
             log.exception("message %s of %s cannot be written as JSON", message.id, subject)
             caller.group(subject, group).settle(Settle([receipt], "nack", timedelta(0), f"no JSON: {failure!r}"))

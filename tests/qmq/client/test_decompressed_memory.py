@@ -8,6 +8,7 @@ import pytest
 from support import memory_at_most
 
 import qmq
+from qmq.client.group_reading import reading_of
 from qmq.limits import MIB
 from qmq.node.dev_node import Node
 
@@ -33,3 +34,21 @@ async def test_a_browse_decompresses_batch_by_batch(mq: qmq.Client) -> None:
 async def test_a_search_for_content_decompresses_batch_by_batch(mq: qmq.Client) -> None:
     with memory_at_most(16 * MIB):
         assert [message async for message in mq.browse("zeros", content=b"zzz")] == []
+
+
+@pytest.mark.parametrize("subject", ["zeros", "ordered"])
+async def test_a_reading_hands_out_a_bounded_part_and_loses_nothing(mq: qmq.Client, subject: str) -> None:
+    await mq.metadata.create_subject(qmq.SubjectConfig("ordered", order=qmq.Order.STRICT, logical_partitions=1))
+    async with mq.ordered_producer("ordered", compression="zstd") as producer:
+        for number in range(COUNT):
+            await producer.send(bytes(MIB), key=str(number))
+    reading = await reading_of(mq, subject, "g")
+    attempts: list[int] = []
+    with memory_at_most(24 * MIB):
+        while len(attempts) < COUNT:
+            for each in await reading.receive(1000, 20):
+                assert len(each.body) == MIB
+                each.body = b""
+                attempts.append(each.attempt)
+    assert (attempts, reading.unsettled) == ([1] * COUNT, COUNT)
+    await reading.close()
