@@ -24,6 +24,8 @@ from dramatiq.errors import DecodeError
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import strategies as st
+from kombu.transport import virtual
+from task_workers import run_in_celery, run_in_dramatiq
 
 from qmq import errors
 from qmq.client import payloads
@@ -285,7 +287,13 @@ HTTP: Final = (
 
 # --- task queues ---------------------------------------------------------------------------------------------------------
 
-TASK: Final = {"task": "t", "id": "1", "eta": "2027-01-01T00:00:00", "expires": None, "timelimit": [1, None], "retries": 1, "group": None}
+TASK: Final = {
+    **{"task": "t", "id": "1", "eta": "2027-01-01T00:00:00", "expires": None, "timelimit": [1, None], "retries": 1, "group": None},
+    **{"group_index": 1, "stamped_headers": ["a"], "stamps": {"a": ["b"]}, "shadow": "s", "argsrepr": "()", "ignore_result": False},
+}
+FOLLOWING: Final[dict[str, Any]] = {"callbacks": None, "errbacks": [{"task": "t"}], "chain": None, "chord": {"task": "t"}}
+TASK_BODY: Final = [[1], {"a": 1}, FOLLOWING]
+FIRST_PROTOCOL: Final = {**TASK, **FOLLOWING, "args": [1], "kwargs": {"a": 1}, "utc": True, "taskset": "g"}
 KOMBU: Final = {
     "content-type": "application/json",
     "content-encoding": "utf-8",
@@ -296,7 +304,7 @@ KOMBU: Final = {
 
 DRAMATIQ: Final = {
     **{"queue_name": "q", "actor_name": "a", "message_id": "1", "message_timestamp": 5},
-    **{"args": [1], "kwargs": {"a": 1}, "options": {"retries": 1}},
+    **{"args": [1], "kwargs": {"a": 1}, "options": {"retries": 1, "eta": 5, "throws": None, "time_limit": 5, "max_retries": 1}},
 }
 
 
@@ -305,6 +313,42 @@ def unpacked(given: tuple[bytes, bytes, int]) -> None:
     found = envelope.unpacked(body, header, tag="t", attempt=1)
     envelope.expired(found, created_ms, 10**13)
     envelope.task_of(found)
+    in_celery(found)
+
+
+class TaskVerdicts(virtual.Channel):
+    """A channel to which verdicts are given."""
+
+    do_restore = False
+
+    def __init__(self) -> None:
+        """No connection."""
+
+    def decode_body(self, body: Any, encoding: str | None = None) -> Any:
+        return body
+
+    def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
+        """Nothing is there to settle."""
+
+    def basic_reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        """Nothing is there to settle."""
+
+
+def in_celery(found: dict[str, Any]) -> None:
+    """What passes our checks ends no worker of Celery."""
+    message = virtual.Message(found, channel=TaskVerdicts())  # type: ignore[no-untyped-call]
+    message.accept = {"application/json"}
+    try:
+        message.payload  # noqa: B018
+    except Exception:  # the channel sets such a message aside before the worker has it
+        return
+    envelope.check_payload(message)
+    run_in_celery(message)
+
+
+def in_dramatiq(body: bytes) -> None:
+    """What passes our check ends no thread of a worker of Dramatiq."""
+    run_in_dramatiq(dramatiq.decoded(body, "q"))
 
 
 async def faststream(message: Any) -> None:
@@ -336,12 +380,18 @@ TASKS: Final = (
     ),
     Decoder(
         "kombu and Celery: a message",
-        st.tuples(values.BYTES, values.json_of(values.changed(KOMBU)), values.TIMES_MS),
+        st.tuples(
+            values.BYTES | values.json_of(values.changed(TASK_BODY) | values.changed(FIRST_PROTOCOL)),
+            values.json_of(values.changed(KOMBU)),
+            values.TIMES_MS,
+        ),
         unpacked,
         (envelope.NotKombu,),
         ("qmq.integrations.kombu.envelope.unpacked", "qmq.integrations.kombu.envelope.expired"),
         always=(
-            *[(b"[]", each, 5) for each in values.each_change(KOMBU)],
+            *[(json.dumps(TASK_BODY).encode(), each, 5) for each in values.each_change(KOMBU)],
+            *[(each, json.dumps(KOMBU).encode(), 5) for each in values.each_change(TASK_BODY)],
+            *[(each, json.dumps({**KOMBU, "headers": {}}).encode(), 5) for each in values.each_change(FIRST_PROTOCOL)],
             *[(each, json.dumps(KOMBU).encode(), 5) for each in values.BYTE_EXAMPLES],
         ),
     ),
@@ -362,7 +412,7 @@ TASKS: Final = (
     Decoder(
         "Dramatiq: a message",
         values.json_of(values.changed(DRAMATIQ)),
-        dramatiq.decoded,
+        in_dramatiq,
         (DecodeError,),
         ("qmq.integrations.dramatiq.decoded",),
         always=values.each_change(DRAMATIQ),

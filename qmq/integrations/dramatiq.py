@@ -115,7 +115,7 @@ class DramatiqBroker(dramatiq.Broker):
         """Messages of a queue; `timeout` is in milliseconds. Raises QueueNotFound, ConnectionClosed."""
         self._check_declared(queue_name)
         with _as_dramatiq_says():
-            return QueueConsumer(self.link, self.subject(queue_name), self.group, prefetch, timedelta(milliseconds=timeout))
+            return QueueConsumer(self.link, self.subject(queue_name), self.group, queue_name, prefetch, timedelta(milliseconds=timeout))
 
     def flush(self, queue_name: str) -> None:
         """Delete the messages of a queue, including delayed ones. Raises QueueNotFound, ConnectionClosed."""
@@ -180,8 +180,8 @@ class ReceivedMessage(MessageProxy):
 class QueueConsumer(Consumer):
     """Reads a queue for one worker. One thread iterates; others may settle."""
 
-    def __init__(self, link: ClusterLink, subject: str, group: str, prefetch: int, timeout: timedelta) -> None:
-        self._link, self._prefetch, self._timeout = link, prefetch, timeout
+    def __init__(self, link: ClusterLink, subject: str, group: str, queue_name: str, prefetch: int, timeout: timedelta) -> None:
+        self._link, self._queue_name, self._prefetch, self._timeout = link, queue_name, prefetch, timeout
         self._ready: deque[qmq.Message] = deque()
         self._is_draining = False
         link.ensure(subject)
@@ -199,7 +199,7 @@ class QueueConsumer(Consumer):
                 self._link.call_soon(received.release)
                 continue
             try:
-                return ReceivedMessage(decoded(received.body), received)
+                return ReceivedMessage(decoded(received.body, self._queue_name), received)
             except DecodeError as error:
                 log.error("%r goes to the dead-letter queue: %s", received, error)
                 self._link.call_soon(received.reject, str(error))
@@ -234,12 +234,18 @@ class QueueConsumer(Consumer):
             self._link.run(leave())
 
 
-def decoded(body: bytes) -> dramatiq.Message[Any]:
-    """Raises DecodeError, also for fields with other types than a worker uses before it has a task that could fail."""
+def decoded(body: bytes, queue_name: str) -> dramatiq.Message[Any]:
+    """A message of this queue. Raises DecodeError, also for what a worker reads where an error would end its thread."""
     message: dramatiq.Message[Any] = dramatiq.Message.decode(body)
     for name, kind in _FIELDS.items():
         if not isinstance(getattr(message, name), kind):
             raise DecodeError(f"{name} is no {kind.__name__}", body, None)
+    if message.queue_name != queue_name:  # a worker looks for the consumer of the message's queue when the task has ended
+        raise DecodeError("queue_name is not the queue that the message is in", body, None)
+    try:
+        isinstance(None, message.options.get("throws") or ())
+    except TypeError:  # a worker compares what a task raised with it
+        raise DecodeError("throws is no class of exceptions", body, None) from None
     return message
 
 

@@ -181,7 +181,15 @@ class Channel(virtual.Channel):
     def basic_consume(self, queue: str, no_ack: bool, callback: Callable[..., object], consumer_tag: str, **kwargs: Any) -> None:
         """Consume from a queue."""
         readers = self._readers_of(queue)
-        super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
+
+        def checked(message: virtual.Message) -> object:
+            if _is_of_a_worker(callback):
+                consumer: Any = callback.__self__  # type: ignore[attr-defined]
+                message.accept = consumer.accept
+                envelope.check_payload(message)
+            return callback(message)
+
+        super().basic_consume(queue, no_ack, checked, consumer_tag, **kwargs)
         deliver = self.connection._callbacks[queue]
 
         def handed_over(raw: dict[str, Any]) -> object:
@@ -193,10 +201,9 @@ class Channel(virtual.Channel):
             except (*self.connection.connection_errors, *self.connection.channel_errors):
                 raise
             except Exception:
-                if "task" not in raw["headers"] or tag not in self._held:
+                if ("task" not in raw["headers"] and not _is_of_a_worker(callback)) or tag not in self._held:
                     raise
-                # Celery reads a task's body before it has a request whose failure it could report: such a message would end one worker
-                # after another.
+                # Celery reads a task where nothing catches an error: such a message would end one worker after another.
                 log.exception("a task of %s goes to the dead-letter queue: the worker could not read it", queue)
                 self.basic_reject(tag)
                 return None
@@ -269,7 +276,7 @@ class Channel(virtual.Channel):
             self.link.call_soon(message.reject, f"no message of kombu: {failure}")
             return None
         pattern = self._streams.pattern(queue)
-        is_wanted = pattern is None or self.typeof_topic._match(pattern, found["properties"]["delivery_info"].get("routing_key", ""))
+        is_wanted = pattern is None or self.typeof_topic._match(pattern, found["properties"]["delivery_info"].get("routing_key") or "")
         if not is_wanted or envelope.expired(found, message.create_time_ms, self.link.now_ms):
             self.link.call_soon(message.ack_later)
             return None
@@ -326,3 +333,9 @@ class Channel(virtual.Channel):
             self._leaving += self._readers.popitem()[1]
         while self._leaving:
             self._leaving.pop().close()
+
+
+def _is_of_a_worker(callback: Callable[..., object]) -> bool:
+    """Whether a worker of Celery reads what this consumer of kombu gets: for other programs, `task` in a body is a word like any other."""
+    handler = getattr(getattr(callback, "__self__", None), "on_message", None)
+    return str(getattr(handler, "__module__", None)).startswith("celery.worker.")

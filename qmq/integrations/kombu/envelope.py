@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from kombu.transport import virtual
 from kombu.utils.json import dumps, loads
 
 from qmq import limits
@@ -22,6 +23,14 @@ HEADER: Final = "kombu"
 _FOREIGN: Final = re.compile(r"[^A-Za-z0-9._-]")
 _MILLISECONDS: Final = re.compile(r"[0-9]{1,15}", re.ASCII)
 _NAME_CHARS: Final = limits.NAME_CHARS_MAX - 9
+_TEXTS: Final = (
+    *("root_id", "parent_id", "group", "taskset", "shadow", "lang", "meth", "origin", "argsrepr", "kwargsrepr"),
+    *("reply_to", "correlation_id"),
+)
+_NUMBERS: Final = ("retries", "group_index", "replaced_task_nesting", "ignore_result", "priority")
+_NUMBER_MAX: Final = 10**9
+_LISTS: Final = ("callbacks", "errbacks", "chain")
+_FOLLOWING: Final = frozenset((*_LISTS, "chord"))
 
 
 def name_of(queue: str) -> str:
@@ -60,25 +69,68 @@ def unpacked(body: bytes, header: bytes, *, tag: str, attempt: int) -> dict[str,
     expiration = properties.get("expiration")
     _require(expiration is None or _MILLISECONDS.fullmatch(str(expiration)) is not None, "expiration")
     if "task" in headers:
-        _check_task(headers)
+        _check_task({**headers, **_answer_fields(properties)})
     found["body"] = body
     properties["delivery_tag"] = tag
     delivery["redelivered"] = attempt > 1
     return found
 
 
-def _check_task(headers: Mapping[str, Any]) -> None:
-    """What a worker of Celery looks up or calculates with before it has a task on which it could report an error."""
+def check_payload(message: virtual.Message) -> None:
+    """Raises NotKombu unless what a worker of Celery decodes is no task, or one whose every part has the type that the worker expects.
+
+    Celery's first protocol has the fields of a task in the body, and its worker reads a body with `args` so even where the headers name the
+    task. The second protocol's body is (arguments, keyword arguments, what follows the task).
+    """
+    headers, payload = {**message.headers, **_answer_fields(message.properties)}, message.payload
+    if isinstance(payload, dict):
+        if "task" in payload or "task" in headers:
+            _check_task({**payload, **headers})
+    elif "task" in headers:
+        _require(isinstance(payload, list | tuple) and len(payload) == 3, "the body")
+        arguments, keywords, following = payload
+        _require(isinstance(arguments, list | tuple) and isinstance(keywords, dict), "the body's arguments")
+        _require(following is None or (isinstance(following, dict) and set(following) <= _FOLLOWING), "the body's third part")
+        _check_task({**headers, **(following or {})})
+
+
+def _answer_fields(properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: properties.get(name) for name in ("reply_to", "correlation_id", "priority")}
+
+
+def _check_task(fields: Mapping[str, Any]) -> None:
+    """What a worker of Celery looks up or calculates with where an error would end it, or would keep a place of its pool for ever."""
     for name in ("task", "id"):
-        _require(isinstance(headers.get(name), str), name)
+        _require(_is_text(fields.get(name)), name)
+    for name in _TEXTS:
+        _require(fields.get(name) is None or _is_text(fields[name]), name)
     for name in ("eta", "expires"):
-        _require(isinstance(headers.get(name), str | datetime | None), name)
-    for name in ("root_id", "parent_id", "group", "shadow"):
-        _require(isinstance(headers.get(name), str | None), name)
-    limits_s = headers.get("timelimit") or (None, None)
+        _require(isinstance(fields.get(name), datetime | None) or _is_text(fields[name]), name)
+    for name in _NUMBERS:
+        _require(fields.get(name) is None or (isinstance(fields[name], int) and _is_number(fields[name])), name)
+    for name in _LISTS:
+        found = fields.get(name) or []
+        _require(isinstance(found, list | tuple) and all(map(_is_signature, found)), name)
+    _require(not fields.get("chord") or _is_signature(fields["chord"]), "chord")
+    limits_s = fields.get("timelimit") or (None, None)
     _require(isinstance(limits_s, list | tuple) and len(limits_s) == 2, "timelimit")
-    _require(all(isinstance(each, int | float | None) for each in limits_s), "timelimit")
-    _require(isinstance(headers.get("retries"), int | None), "retries")
+    _require(all(each is None or _is_number(each) for each in limits_s), "timelimit")
+    stamped = fields.get("stamped_headers") or []
+    _require(isinstance(stamped, list | tuple) and all(map(_is_text, stamped)), "stamped_headers")
+    _require(isinstance(fields.get("stamps"), dict | None), "stamps")
+
+
+def _is_text(value: Any) -> bool:
+    """Whether it is text that any store of results can have in a name."""
+    return isinstance(value, str) and "\0" not in value and not any("\ud800" <= each <= "\udfff" for each in value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= _NUMBER_MAX
+
+
+def _is_signature(value: Any) -> bool:
+    return isinstance(value, dict) and _is_text(value.get("task"))
 
 
 def _mapping(part: Any, name: str) -> dict[str, Any]:

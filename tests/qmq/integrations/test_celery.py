@@ -101,7 +101,19 @@ class TestWorker:
         queue = environment["QMQ_TEST_QUEUE"]
         kinds = {"content-type": "application/json", "content-encoding": "utf-8", "properties": {"delivery_info": {}}}
         task = json.dumps({**kinds, "headers": {"task": "celery_app.add", "id": "odd"}})
-        for header, body in (("[]", b""), ('{"properties": null}', b""), (task, b"5"), (task, b"[1]")):
+        first = json.dumps({**kinds, "headers": {}})
+        begun = "celery_app.add"
+        limited = json.dumps({**kinds, "headers": {"task": begun, "id": "odd", "timelimit": [10**400, 10**400]}})
+        stamped = json.dumps({**kinds, "headers": {"task": begun, "id": "odd", "stamped_headers": 5}})
+        bodies = (
+            *[{"task": [], "id": {}}, {"task": begun, "id": {}}, {"task": begun, "id": "1", "timelimit": [10**400, 1], "args": [1, 2]}],
+            *[{"task": begun, "id": "2", "stamped_headers": 5, "args": [1, 2]}] * 2,
+        )
+        for header, body in (
+            *[("[]", b""), ('{"properties": null}', b""), (task, b"5"), (task, b"[1]"), (task, b'[[1, 2], {}, {"stamped_headers": 5}]')],
+            *[(limited, b"[[1, 2], {}, {}]"), *[(stamped, b"[[1, 2], {}, {}]")] * 2],
+            *[(first, json.dumps(each).encode()) for each in bodies],
+        ):
             mq.send(queue, body, headers={"kombu": header})
         assert tasks.add.delay(1, 2).get(timeout=SOON_S) == 3
 

@@ -175,6 +175,28 @@ def test_messages_that_cannot_be_decoded_are_dead_lettered(broker: DramatiqBroke
     assert sorted(each.body for each in dead(address, broker)) == sorted(odd)
 
 
+def test_messages_that_would_end_the_threads_of_a_worker_are_dead_lettered(broker: DramatiqBroker, address: str) -> None:
+    """A thread looks for the consumer of the message's queue, and compares a task's error with `throws`, where nothing catches an error."""
+
+    def work() -> None:
+        raise RuntimeError("no use")
+
+    failing, results = actor(broker, work, max_retries=0), list[int]()
+    append = actor(broker, results.append)
+    odd = [
+        *[failing.message().copy(queue_name=name).encode() for name in ("other", "default.DQ")],
+        *[failing.message_with_options(throws=each).encode() for each in ("x", 5)],
+    ]
+    with qmq.blocking.connect(address) as mq:
+        for each in odd:
+            mq.send(broker.subject("default"), each)
+    append.send(1)
+    with working(broker, threads=1):
+        join(broker)
+    assert results == [1]
+    assert sorted(each.body for each in dead(address, broker)) == sorted(odd)
+
+
 def test_a_worker_that_stops_gives_back_what_it_did_not_begin(broker: DramatiqBroker) -> None:
     begun, go_on, results = threading.Event(), threading.Event(), list[int]()
 

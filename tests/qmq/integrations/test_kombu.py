@@ -25,7 +25,7 @@ from qmq.integrations.kombu import envelope  # noqa: E402
 SOON_S = 20
 PARTS = (
     *("content-type", "content-encoding", "headers", "properties", "delivery_info", "body_encoding", "expiration", "task", "id", "eta"),
-    *("expires", "root_id", "group", "shadow", "timelimit", "retries"),
+    *("expires", "root_id", "group", "shadow", "timelimit", "retries", "stamped_headers", "stamps", "group_index", "chord", "errbacks"),
 )
 
 
@@ -251,6 +251,43 @@ def test_a_message_that_no_worker_can_read_is_set_aside_alone(connection: Any, q
         assert message.payload == "from kombu"
         with mq.consumer(f"%dlq%{queue.name}", "readers", ack="explicit") as letters:
             assert [next(iter(letters)).body for _ in poison] == [b"poison"] * len(poison)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[("stamped_headers", each) for each in (5, [[]], ["\ud800"])],
+        *[("timelimit", each) for each in ([10**400, None], [None, -1], [float("nan"), None], [1], 5)],
+        *[("retries", each) for each in (10**400, -1, "1", 1.5)],
+        *[("stamps", 5), ("group_index", {}), ("id", "a\0b"), ("root_id", []), ("chord", 5), ("errbacks", [5]), ("argsrepr", 5)],
+    ],
+)
+def test_a_field_that_no_worker_of_celery_can_use_is_a_reason(field: str, value: Any) -> None:
+    header = json.dumps(a_header({"task": "add", "id": "1", field: value})).encode()
+    with pytest.raises(envelope.NotKombu, match=field):
+        envelope.unpacked(b"[[], {}, {}]", header, tag="tag", attempt=1)
+
+
+def test_the_fields_of_a_task_are_words_like_any_other_in_the_messages_of_other_programs(connection: Any, queue: Any) -> None:
+    send(connection, queue, {"task": ["resize"], "id": 5})
+    (message,) = received(connection, queue, 1)
+    assert message.payload == {"task": ["resize"], "id": 5}
+
+
+def test_an_event_without_a_routing_key_ends_no_monitor(connection: Any, address: str) -> None:
+    """Celery's monitors bind their queues with a pattern, with which a channel compares the routing key of each event."""
+    exchange = kombu.Exchange(f"celeryev.{uuid4().hex}", type="topic")
+    monitor = kombu.Queue(f"monitor-{uuid4().hex}", exchange, routing_key="worker.#", auto_delete=True)
+    found: list[Any] = []
+    with kombu.Consumer(connection, [monitor], callbacks=[lambda body, _: found.append(body)], no_ack=True, accept=["json"]):
+        with qmq.blocking.connect(address, state_dir=False) as mq:
+            header = a_header()
+            header["properties"]["delivery_info"] = {"exchange": exchange.name, "routing_key": None}
+            mq.send(envelope.name_of(f"kombu.exchange.{exchange.name}"), b"{}", headers={"kombu": json.dumps(header)})
+        kombu.Producer(connection).publish("good", exchange=exchange, routing_key="worker.online", serializer="json")
+        while not found:
+            connection.drain_events(timeout=SOON_S)
+    assert found == ["good"]
 
 
 def test_a_task_whose_body_no_worker_can_read_is_set_aside(connection: Any, queue: Any, address: str) -> None:
