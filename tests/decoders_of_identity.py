@@ -33,7 +33,7 @@ def unsigned(*parts: bytes) -> str:
 
 
 def signed(claims: bytes) -> str:
-    """A token that the identity provider signed: its claims are whatever a person may choose there."""
+    """A token that the identity provider signed: a person may choose its claims there."""
     return jwt.PyJWS().encode(claims, KEY, "ES256", {"kid": "one"})
 
 

@@ -5,10 +5,10 @@ them what a decoder lets through: an error that comes out of them would end a wo
 from __future__ import annotations
 
 import json
-import pickle
 from collections import defaultdict
 from collections.abc import Callable
 from functools import cache
+from pickle import dumps
 from queue import PriorityQueue
 from time import monotonic
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ class FullPool:
     """A pool that does with a task what Celery's pool of processes does before a process has it."""
 
     def apply_async(self, target: object, args: Any, soft_timeout: Any, timeout: Any, **callbacks: Any) -> object:
-        pickle.dumps(args)
+        dumps(args)
         for each in (soft_timeout, timeout):
             if each:
                 Timer().call_after(each, print)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -135,6 +136,7 @@ def main() -> int:
     cache.mkdir(parents=True, exist_ok=True)
     python = fetch_all(cache)
     isolate()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # servers are stopped on the way out
     comparison = Comparison(rows, python, Times(chosen.warm, chosen.seconds))
     said = {
         "command": "scripts/bench --peers " + " ".join(sys.argv[1:]),

@@ -58,7 +58,7 @@ class GroupReading(Protocol):
         ...
 
 
-class OpenBatch:
+class DecompressedBatch:
     """The batch that a reading handed out last. It alone stays decompressed: each message has its own body."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class PlainReading:
         self._wants = wants
         self.unsettled = 0
         self._is_resting = False
-        self._open = OpenBatch()
+        self._open = DecompressedBatch()
 
     async def joined(self) -> bool:
         """Join the group. Returns False, with the reading closed, if the subject is ordered. Raises as `joined_unordered`."""
@@ -132,7 +132,7 @@ class OrderedReading:
         self._make: Callable[[], OrderedConsumer] = partial(client.ordered_consumer, subject, group, **named)
         self._wants, self._idle_s = wants, idle_s
         self.unsettled = 0
-        self._open = OpenBatch()
+        self._open = DecompressedBatch()
         self._consumer: OrderedConsumer | None = None
         self._is_asked = False
         self._idle: asyncio.TimerHandle | None = None

@@ -42,7 +42,7 @@ class Named(Protocol):
 
     @property
     def append_time_ms(self) -> int:
-        """When the broker stored it, milliseconds since 1970: the present is not earlier, whatever other clocks say."""
+        """When the broker stored it, milliseconds since 1970. The present is not earlier, also if another clock says so."""
         ...
 
 

@@ -268,7 +268,7 @@ def test_a_field_that_no_worker_of_celery_can_use_is_a_reason(field: str, value:
         envelope.unpacked(b"[[], {}, {}]", header, tag="tag", attempt=1)
 
 
-def test_the_fields_of_a_task_are_words_like_any_other_in_the_messages_of_other_programs(connection: Any, queue: Any) -> None:
+def test_other_programs_may_use_the_names_of_a_tasks_fields(connection: Any, queue: Any) -> None:
     send(connection, queue, {"task": ["resize"], "id": 5})
     (message,) = received(connection, queue, 1)
     assert message.payload == {"task": ["resize"], "id": 5}
