@@ -10,6 +10,7 @@ from qmq.blocking_base import BlockingPart, LoopThread
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
+    from typing import Literal
 
     from qmq.client.access_client import AccessClient
     from qmq.client.delayed import Delayed
@@ -216,6 +217,23 @@ class BlockingMetadata(BlockingPart):
     def set_subject_flush(self, subject: str, flush: SubjectFlush) -> meta_pb2.SubjectSettings:
         """Set when the subject's producers get their acknowledgement. Raises UnknownSubject."""
         return self._thread.run(self._part.set_subject_flush(subject, flush))
+
+    def alter_subject(
+        self,
+        subject: str,
+        *,
+        retention_ms: int | Literal["default"] | None = None,
+        retention_bytes: int | Literal["default"] | None = None,
+        body_bytes_max: int | None = None,
+    ) -> meta_pb2.SubjectSettings:
+        """Change settings of a subject that is in use; None leaves one as it is, and "default" is the brokers' own. Brokers follow within a
+        second or two. A shorter retention deletes messages then; stored bodies that are longer than the new largest one stay.
+
+        Raises UnknownSubject; InvalidArgument, also if nothing is to change.
+        """
+        return self._thread.run(
+            self._part.alter_subject(subject, retention_ms=retention_ms, retention_bytes=retention_bytes, body_bytes_max=body_bytes_max)
+        )
 
     def set_subject_schema(
         self, subject: str, format: SchemaFormat, text: str, compatibility: Compatibility | None = None, *, dry_run: bool = False

@@ -48,6 +48,18 @@ def config_of(settings: pb.SubjectSettings) -> SubjectConfig:
     )
 
 
+def changes_of(request: pb.AlterSubjectRequest) -> dict[str, int | None]:
+    """The fields of SubjectConfig that the request changes. Raises InvalidArgument if there are none."""
+    found: dict[str, int | None] = {
+        name: getattr(request, name) or None for name in ("retention_ms", "retention_bytes") if request.HasField(name)
+    }
+    if request.HasField("body_bytes_max"):
+        found["body_bytes_max"] = request.body_bytes_max
+    if not found:
+        raise InvalidArgument(f"nothing of subject {request.subject!r} is to change: give a retention or the largest body")
+    return found
+
+
 def flush_of(text: str) -> SubjectFlush:
     """Decode when a subject's producers are answered. Raises InvalidArgument."""
     return _one_of(SubjectFlush, text or SubjectFlush.DEFAULT.value, "flush")

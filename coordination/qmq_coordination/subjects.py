@@ -87,7 +87,8 @@ class SubjectCatalog:
             found = decode_subject(item)
             if _settings(found, is_placed) != _settings(config, is_placed):
                 raise SubjectExists(
-                    f"subject {config.name!r} exists with other settings, which `qmq subject show {config.name}` shows: choose another name"
+                    f"subject {config.name!r} exists with other settings, which `qmq subject show {config.name}` shows: choose another "
+                    "name; `qmq subject alter` changes retention and the largest body"
                 )
             return found
 

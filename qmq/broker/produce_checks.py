@@ -96,7 +96,7 @@ def read_batch(region: bytes, region_crc: int, find_queue: FindQueue) -> Intake:
     if longest > body_bytes_max:
         raise MessageTooLarge(
             f"a body of {longest} bytes to {subject.decode()!r}, whose limit is {body_bytes_max}: "
-            "send a reference to the content instead, or raise the subject's body_bytes_max"
+            "send a reference to the content instead, or raise the limit with `qmq subject alter`"
         )
     bloom = _check_columns(region, header, layout) if header.columns else 0
     if header.is_directed:

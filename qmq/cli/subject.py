@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, Literal, cast
 
 import typer
 from qmq_ordering.hashing import LOGICAL_PARTITIONS
@@ -17,8 +17,9 @@ from qmq.limits import BODY_BYTES_MAX
 from qmq.model import Fencing, Order, SubjectFlush
 from qmq.operations.finding import counted
 from qmq.shard_names import shards_of
+from qmq.text_numbers import number
 
-app = typer.Typer(no_args_is_help=True, help="Subjects: list, create, show, place, purge, delete; their schemas.")
+app = typer.Typer(no_args_is_help=True, help="Subjects: list, create, show, alter, place, purge, delete; their schemas.")
 app.add_typer(subject_schema.app, name="schema", cls=CommandGroup)
 
 FlushOf = Annotated[
@@ -175,6 +176,54 @@ def set_flush(
 
     now = run(_set())
     say(f"the flush of subject {name} is {now}", ("subject", "flush"), (name, now), as_json=as_json)
+
+
+@app.command("alter")
+def alter(
+    name: Annotated[str, typer.Argument(help="The subject.")],
+    retention_hours: Annotated[
+        str | None, typer.Option(help="How long messages are kept, or 'default': as the brokers' settings say.")
+    ] = None,
+    retention_mib: Annotated[
+        str | None,
+        typer.Option(help="The size of a queue beyond which its oldest messages are deleted, or 'default': as the brokers' settings say."),
+    ] = None,
+    body_bytes_max: Annotated[int | None, typer.Option(help="The largest body. Longer ones that are stored stay.")] = None,
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
+    """Change settings of a subject. What is not given stays. Brokers follow within a second or two; a shorter retention deletes."""
+
+    async def _alter() -> Any:
+        async with qmq.connect(server) as mq:
+            return await mq.metadata.alter_subject(
+                name,
+                retention_ms=_limit(retention_hours, 3_600_000, "--retention-hours"),
+                retention_bytes=_limit(retention_mib, 1 << 20, "--retention-mib"),
+                body_bytes_max=body_bytes_max,
+            )
+
+    now = run(_alter())
+    row = (
+        name,
+        now.retention_ms if now.HasField("retention_ms") else None,
+        now.retention_bytes if now.HasField("retention_bytes") else None,
+        now.body_bytes_max,
+    )
+    kept = [f"{what} {'default' if value is None else value}" for what, value in zip(_ALTERED[1:], row[1:], strict=True)]
+    say(f"subject {name}: {', '.join(kept)}", _ALTERED, row, as_json=as_json)
+
+
+_ALTERED: Final = ("subject", "retention ms", "retention bytes", "body bytes max")
+
+
+def _limit(text: str | None, unit: int, option: str) -> int | Literal["default"] | None:
+    if text is None or text == "default":
+        return cast('Literal["default"] | None', text)
+    found = number(text)
+    if found is None or int(found * unit) <= 0:
+        raise InvalidArgument(f"{option} is a positive number or 'default', not {text!r}")
+    return int(found * unit)
 
 
 @app.command("place")

@@ -10,7 +10,7 @@ import random
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import grpc
 from qmq_ordering.lane import Lane
@@ -401,6 +401,30 @@ class MetadataClient(DeliveryClient):
         """Set when the subject's producers get their acknowledgement. Raises UnknownSubject."""
         request = pb.SetSubjectFlushRequest(subject=subject, flush=flush.value)
         found: pb.SetSubjectFlushResponse = await self._call("SetSubjectFlush", request)
+        return found.settings
+
+    async def alter_subject(
+        self,
+        subject: str,
+        *,
+        retention_ms: int | Literal["default"] | None = None,
+        retention_bytes: int | Literal["default"] | None = None,
+        body_bytes_max: int | None = None,
+    ) -> pb.SubjectSettings:
+        """Change settings of a subject that is in use; None leaves one as it is, and "default" is the brokers' own. Brokers follow within a
+        second or two. A shorter retention deletes messages then; stored bodies that are longer than the new largest one stay.
+
+        Raises UnknownSubject; InvalidArgument, also if nothing is to change.
+        """
+        if (retention_ms, retention_bytes, body_bytes_max) == (None, None, None):
+            raise InvalidArgument(f"nothing of subject {subject!r} is to change: give a retention or the largest body")
+        kept = {"retention_ms": retention_ms, "retention_bytes": retention_bytes}
+        for name, value in kept.items():
+            if value is not None and value != "default" and value <= 0:
+                raise InvalidArgument(f"{name} of subject {subject!r} must be positive or 'default', not {value!r}")
+        given = {name: 0 if value == "default" else value for name, value in {**kept, "body_bytes_max": body_bytes_max}.items()}
+        request = pb.AlterSubjectRequest(subject=subject, **given)
+        found: pb.AlterSubjectResponse = await self._call("AlterSubject", request)
         return found.settings
 
     async def set_subject_schema(

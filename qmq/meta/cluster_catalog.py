@@ -11,11 +11,11 @@ meanwhile, so the answer is CoordinationUnavailable, not UnknownSubject. Changes
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from operator import itemgetter
-from typing import Final
+from typing import Any, Final
 
 from qmq_coordination.broker_groups import BrokerGroupState, Mode, group_key
 from qmq_coordination.coordination_store import CoordinationStore, Put
@@ -249,7 +249,11 @@ class ClusterCatalog:
 
     async def set_flush(self, name: str, flush: SubjectFlush) -> SubjectConfig:
         """Set when a subject's producers get their acknowledgement. Raises UnknownSubject, CoordinationUnavailable."""
-        found = await self._catalog.update(name, lambda config: replace(config, flush=flush))
+        return await self.alter(name, {"flush": flush})
+
+    async def alter(self, name: str, changes: Mapping[str, Any]) -> SubjectConfig:
+        """Change fields of a subject's settings. Raises UnknownSubject, InvalidArgument, CoordinationUnavailable."""
+        found = await self._catalog.update(name, lambda config: replace(config, **changes))
         await self._view.read_back(subject_key(name))
         return found
 

@@ -30,7 +30,7 @@ from qmq.proto.v1 import delay_pb2 as delay
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.proto.v1 import meta_pb2_grpc
 from qmq.rpc import answering, streaming
-from qmq.subject_settings import config_of, flush_of, settings_of
+from qmq.subject_settings import changes_of, config_of, flush_of, settings_of
 
 
 class MetaService(meta_pb2_grpc.MetaServicer):
@@ -99,6 +99,11 @@ class MetaService(meta_pb2_grpc.MetaServicer):
     async def SetSubjectFlush(self, request: pb.SetSubjectFlushRequest) -> pb.SetSubjectFlushResponse:
         config = await self._cluster.set_flush(check_name("subject", request.subject), flush_of(request.flush))
         return pb.SetSubjectFlushResponse(settings=settings_of(config))
+
+    @answering
+    async def AlterSubject(self, request: pb.AlterSubjectRequest) -> pb.AlterSubjectResponse:
+        config = await self._cluster.alter(check_name("subject", request.subject), changes_of(request))
+        return pb.AlterSubjectResponse(settings=settings_of(config))
 
     @answering
     async def SetSubjectSchema(self, request: pb.SetSubjectSchemaRequest) -> pb.SubjectSchema:

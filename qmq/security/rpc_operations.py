@@ -143,6 +143,7 @@ META_RULES: Final[Mapping[str, RpcRule]] = {
     "CreateSubject": RpcRule(lambda r: (on_subject(O.CREATE, r.settings.name),), is_change=True),
     "PlaceSubject": RpcRule(_subject(O.CONFIGURE), is_change=True),
     "SetSubjectFlush": RpcRule(_subject(O.CONFIGURE), is_change=True),
+    "AlterSubject": RpcRule(_subject(O.CONFIGURE), is_change=True),
     "SetSubjectSchema": RpcRule(_subject(O.CONFIGURE), is_change=True),
     "ListSubjectSchemas": RpcRule(_subject(O.DESCRIBE)),
     "DeleteSubjectSchemas": RpcRule(_subject(O.CONFIGURE), is_change=True),

@@ -175,6 +175,7 @@ META: Final[list[tuple[str, Row]]] = [
         Row(lambda w: meta.PlaceSubjectRequest(subject=w.subject, broker_groups=[w.broker_group]), on("subject", "configure")),
     ),
     ("SetSubjectFlush", Row(named(meta.SetSubjectFlushRequest, flush="sync"), on("subject", "configure"))),
+    ("AlterSubject", Row(named(meta.AlterSubjectRequest, retention_ms=3_600_000), on("subject", "configure"))),
     (
         "SetSubjectSchema",
         Row(named(meta.SetSubjectSchemaRequest, format="json-schema", text=SCHEMA, dry_run=True), on("subject", "configure")),

@@ -1283,6 +1283,70 @@ class SetSubjectFlushResponse(_message.Message):
 Global___SetSubjectFlushResponse: _TypeAlias = SetSubjectFlushResponse  # noqa: Y015
 
 @_typing.final
+class AlterSubjectRequest(_message.Message):
+    """Settings that may change while the subject is used. What is not given stays."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    RETENTION_MS_FIELD_NUMBER: _builtins.int
+    RETENTION_BYTES_FIELD_NUMBER: _builtins.int
+    BODY_BYTES_MAX_FIELD_NUMBER: _builtins.int
+    subject: _builtins.str
+    retention_ms: _builtins.int
+    """0: as the brokers' settings say"""
+    retention_bytes: _builtins.int
+    """0: as the brokers' settings say"""
+    body_bytes_max: _builtins.int
+    """Longer bodies that are stored already stay."""
+    def __init__(
+        self,
+        *,
+        subject: _builtins.str = ...,
+        retention_ms: _builtins.int | None = ...,
+        retention_bytes: _builtins.int | None = ...,
+        body_bytes_max: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_body_bytes_max", b"_body_bytes_max", "_retention_bytes", b"_retention_bytes", "_retention_ms", b"_retention_ms", "body_bytes_max", b"body_bytes_max", "retention_bytes", b"retention_bytes", "retention_ms", b"retention_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_body_bytes_max", b"_body_bytes_max", "_retention_bytes", b"_retention_bytes", "_retention_ms", b"_retention_ms", "body_bytes_max", b"body_bytes_max", "retention_bytes", b"retention_bytes", "retention_ms", b"retention_ms", "subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__body_bytes_max: _TypeAlias = _typing.Literal["body_bytes_max"]  # noqa: Y015
+    _WhichOneofArgType__body_bytes_max: _TypeAlias = _typing.Literal["_body_bytes_max", b"_body_bytes_max"]  # noqa: Y015
+    _WhichOneofReturnType__retention_bytes: _TypeAlias = _typing.Literal["retention_bytes"]  # noqa: Y015
+    _WhichOneofArgType__retention_bytes: _TypeAlias = _typing.Literal["_retention_bytes", b"_retention_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__retention_ms: _TypeAlias = _typing.Literal["retention_ms"]  # noqa: Y015
+    _WhichOneofArgType__retention_ms: _TypeAlias = _typing.Literal["_retention_ms", b"_retention_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__body_bytes_max) -> _WhichOneofReturnType__body_bytes_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_bytes) -> _WhichOneofReturnType__retention_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_ms) -> _WhichOneofReturnType__retention_ms | None: ...
+
+Global___AlterSubjectRequest: _TypeAlias = AlterSubjectRequest  # noqa: Y015
+
+@_typing.final
+class AlterSubjectResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def settings(self) -> Global___SubjectSettings: ...
+    def __init__(
+        self,
+        *,
+        settings: Global___SubjectSettings | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterSubjectResponse: _TypeAlias = AlterSubjectResponse  # noqa: Y015
+
+@_typing.final
 class SetGroupModeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

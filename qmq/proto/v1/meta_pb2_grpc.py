@@ -111,6 +111,11 @@ class MetaStub(object):
                 request_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SetSubjectFlushRequest.SerializeToString,
                 response_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SetSubjectFlushResponse.FromString,
                 _registered_method=True)
+        self.AlterSubject = channel.unary_unary(
+                '/qmq.v1.Meta/AlterSubject',
+                request_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.AlterSubjectRequest.SerializeToString,
+                response_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.AlterSubjectResponse.FromString,
+                _registered_method=True)
         self.SetSubjectSchema = channel.unary_unary(
                 '/qmq.v1.Meta/SetSubjectSchema',
                 request_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SetSubjectSchemaRequest.SerializeToString,
@@ -338,6 +343,12 @@ class MetaServicer(object):
     def SetSubjectFlush(self, request, context):
         """Say when a subject's producers are answered.
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AlterSubject(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -589,6 +600,11 @@ def add_MetaServicer_to_server(servicer, server):
                     servicer.SetSubjectFlush,
                     request_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SetSubjectFlushRequest.FromString,
                     response_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.SetSubjectFlushResponse.SerializeToString,
+            ),
+            'AlterSubject': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlterSubject,
+                    request_deserializer=qmq_dot_proto_dot_v1_dot_meta__pb2.AlterSubjectRequest.FromString,
+                    response_serializer=qmq_dot_proto_dot_v1_dot_meta__pb2.AlterSubjectResponse.SerializeToString,
             ),
             'SetSubjectSchema': grpc.unary_unary_rpc_method_handler(
                     servicer.SetSubjectSchema,
@@ -1121,6 +1137,33 @@ class Meta(object):
             '/qmq.v1.Meta/SetSubjectFlush',
             qmq_dot_proto_dot_v1_dot_meta__pb2.SetSubjectFlushRequest.SerializeToString,
             qmq_dot_proto_dot_v1_dot_meta__pb2.SetSubjectFlushResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AlterSubject(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qmq.v1.Meta/AlterSubject',
+            qmq_dot_proto_dot_v1_dot_meta__pb2.AlterSubjectRequest.SerializeToString,
+            qmq_dot_proto_dot_v1_dot_meta__pb2.AlterSubjectResponse.FromString,
             options,
             channel_credentials,
             insecure,

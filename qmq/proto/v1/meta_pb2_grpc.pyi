@@ -59,6 +59,7 @@ class MetaStub:
     """Choose the broker groups on which a subject lives. Messages already stored elsewhere stay consumable there."""
     SetSubjectFlush: _grpc.UnaryUnaryMultiCallable[_meta_pb2.SetSubjectFlushRequest, _meta_pb2.SetSubjectFlushResponse]
     """Say when a subject's producers are answered."""
+    AlterSubject: _grpc.UnaryUnaryMultiCallable[_meta_pb2.AlterSubjectRequest, _meta_pb2.AlterSubjectResponse]
     SetSubjectSchema: _grpc.UnaryUnaryMultiCallable[_meta_pb2.SetSubjectSchemaRequest, _meta_pb2.SubjectSchema]
     """Declare the next version of a subject's schema, if it is compatible with the one before (error 127). The newest one again is no new version."""
     ListSubjectSchemas: _grpc.UnaryUnaryMultiCallable[_meta_pb2.ListSubjectSchemasRequest, _meta_pb2.ListSubjectSchemasResponse]
@@ -137,6 +138,7 @@ class MetaAsyncStub(MetaStub):
     """Choose the broker groups on which a subject lives. Messages already stored elsewhere stay consumable there."""
     SetSubjectFlush: _aio.UnaryUnaryMultiCallable[_meta_pb2.SetSubjectFlushRequest, _meta_pb2.SetSubjectFlushResponse]  # type: ignore[assignment]
     """Say when a subject's producers are answered."""
+    AlterSubject: _aio.UnaryUnaryMultiCallable[_meta_pb2.AlterSubjectRequest, _meta_pb2.AlterSubjectResponse]  # type: ignore[assignment]
     SetSubjectSchema: _aio.UnaryUnaryMultiCallable[_meta_pb2.SetSubjectSchemaRequest, _meta_pb2.SubjectSchema]  # type: ignore[assignment]
     """Declare the next version of a subject's schema, if it is compatible with the one before (error 127). The newest one again is no new version."""
     ListSubjectSchemas: _aio.UnaryUnaryMultiCallable[_meta_pb2.ListSubjectSchemasRequest, _meta_pb2.ListSubjectSchemasResponse]  # type: ignore[assignment]
@@ -302,6 +304,13 @@ class MetaServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_meta_pb2.SetSubjectFlushResponse, _abc.Awaitable[_meta_pb2.SetSubjectFlushResponse]]:
         """Say when a subject's producers are answered."""
+
+    @_abc_1.abstractmethod
+    def AlterSubject(
+        self,
+        request: _meta_pb2.AlterSubjectRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_meta_pb2.AlterSubjectResponse, _abc.Awaitable[_meta_pb2.AlterSubjectResponse]]: ...
 
     @_abc_1.abstractmethod
     def SetSubjectSchema(

@@ -149,6 +149,7 @@ def subjects_and_messages(say: Walk, data: Path) -> None:
     say("message find", "orders", message["id"])
     for name in ("message show", "message trace", "why"):
         say(name, "orders", message["id"])
+    say("subject alter", "orders", "--retention-hours", "24")
     say("subject flush", "orders", "--flush", "default")
     (say.folder / "schema.json").write_text('{"type": "object", "properties": {"id": {"type": "integer"}}}')
     say("subject schema set", "orders", "--json-schema", str(say.folder / "schema.json"))

@@ -26,6 +26,8 @@ WRONG = {
     "subject create 'bad name'": NO_NAME,
     "subject create x --order strictly": "--order must be strict or best-effort, not 'strictly'",
     "subject create x --order strict --logical-partitions 0": "greater than or equal to 1",
+    "subject alter orders": "nothing of subject 'orders' is to change: give a retention or the largest body",
+    "subject alter orders --retention-hours soon": "--retention-hours is a positive number or 'default', not 'soon'",
     "subject flush orders --flush never": "--flush must be default or sync, not 'never'",
     "subject list --watch --interval 0": "greater than or equal to 0.1",
     "produce ../etc": NO_NAME,

@@ -94,6 +94,7 @@ REQUESTS: dict[str, tuple[str, Any]] = {
     "locate": ("Locate", pb.LocateRequest(subject="new", create_if_missing=True)),
     "place": ("PlaceSubject", pb.PlaceSubjectRequest(subject="u", broker_groups=["b"])),
     "flush": ("SetSubjectFlush", pb.SetSubjectFlushRequest(subject="u", flush="sync")),
+    "alter": ("AlterSubject", pb.AlterSubjectRequest(subject="u", retention_ms=3_600_000)),
     "delete": ("DeleteSubject", control.DropSubjectRequest(subject="u")),
     "drain": ("SetGroupMode", pb.SetGroupModeRequest(broker_group="b", mode="read-only")),
     "pause": ("SetPause", pb.SetPauseRequest(is_paused=True, pause=pb.Pause(kind="group", subject="u", group="g"))),
