@@ -25,6 +25,7 @@ from qmq.batch import BatchView, encode, sent_sizes
 from qmq.batch_columns import parse_header, tag_bloom, tag_hash
 from qmq.broker.serving_parts import ServingParts
 from qmq.broker.sessions import QueueGroup
+from qmq.compression import Compression
 from qmq.copies import CREATED_SPAN_MS, columns_of_copies, size_of_copy
 from qmq.errors import InvalidArgument, LogDamaged, QmqError
 from qmq.file_descriptors import refusal_of
@@ -79,6 +80,7 @@ class Opened:
         self.headers = view.headers() or [{}] * count
         self.created_ms = view.create_times_ms()
         self.is_directed = view.header.is_directed
+        self.compression = Compression(view.header.compression)
         self._header, self._ids = view.header, view.message_ids()
 
     def id_of(self, place: int) -> bytes:
@@ -273,7 +275,7 @@ def _size_of(batch: Opened, place: int, error: str) -> int:
 
 
 def intake_of(subject: str, queue: Queue, state: QueueGroup, letters: list[Letter]) -> Intake:
-    """The batch of copies."""
+    """The batch of copies, compressed as the first one's batch is: copies must not take a thousand times the bytes of their originals."""
     tags = [each.batch.tags[each.place] for each in letters]
     columns, first = columns_of_copies(
         [each.batch.bodies[each.place] for each in letters],
@@ -284,7 +286,12 @@ def intake_of(subject: str, queue: Queue, state: QueueGroup, letters: list[Lette
         [each.batch.id_of(each.place) for each in letters],
     )
     envelope, region = encode(
-        subject.encode(), columns, producer_id=producer_id(state), batch_sequence=letters[0].number, create_time_ms=first
+        subject.encode(),
+        columns,
+        producer_id=producer_id(state),
+        batch_sequence=letters[0].number,
+        create_time_ms=first,
+        compression=letters[0].batch.compression,
     )
     bloom = tag_bloom({tag_hash(tag) for each in tags for tag in each})
     return Intake(queue, region, sent_sizes(envelope)[1], parse_header(region), bloom)

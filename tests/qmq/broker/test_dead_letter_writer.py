@@ -279,6 +279,8 @@ async def test_copies_of_compressed_messages_are_counted_by_their_whole_size(tmp
     while world.share.dying:
         world.bury()
     assert world.bodies() == [body] * 200
+    letters = next(each for each in world.store.queues.values() if each is not queue)
+    assert letters.cumulative_bytes < 10 * len(body), "copies are compressed as their originals are"
 
 
 async def test_dead_messages_are_copied_while_others_keep_dying_and_commits_come_late(tmp_path: Path) -> None:
