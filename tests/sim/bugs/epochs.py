@@ -61,7 +61,7 @@ def _by_length(self: Election) -> str | None:
     return best if best is not None and judges[best] > self._state.history.last_index else None
 
 
-in_election("let a replica that forgot have a say", _judges=_judge_all)
+in_election("let a replica that forgot have a say", _judges=_judge_all, _could_fence=lambda self: True)
 in_election("let learners promise for voters", has_quorum=lambda self: len(self._promises) >= self._state.membership.majority)
 in_election("compare logs by length alone", ahead=_by_length)
 
