@@ -87,7 +87,7 @@ async def allow_attempts(address: str, queue: str, attempts_max: int) -> None:
 async def dead_letter(address: str, queue: str, task: str) -> Any:
     """The dead letter of a task."""
     async with qmq.connect(address, state_dir=False) as mq:
-        while not (found := [each for each in await mq.dead_letters(queue).show(10) if each.key == task.encode()]):
+        while not (found := [each for each in await mq.dead_letters(queue).show(1000) if each.key == task.encode()]):
             await asyncio.sleep(0.05)
         return found[0]
 
