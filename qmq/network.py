@@ -28,6 +28,8 @@ from qmq.text_numbers import PORT_MAX, joined, whole_number
 from qmq.token_source import TokenSource, no_token
 
 if TYPE_CHECKING:
+    import ssl
+
     import grpc
 
     from qmq.rpc_door import RpcDoor
@@ -231,13 +233,11 @@ class Network:
 
     async def connect(self, address: str, factory: Factory) -> None:
         """Open a connection, which belongs to the protocol from then on. Raises OSError, InvalidArgument."""
-        loop, place = asyncio.get_running_loop(), parse(address)
+        place = parse(address)
         if place.path:
-            await loop.create_unix_connection(factory, place.path)
-            return
-        host = place.host.strip("[]")
-        await require_resolvable(host)
-        await loop.create_connection(factory, host, place.port)
+            await asyncio.get_running_loop().create_unix_connection(factory, place.path)
+        else:
+            await open_tcp(place, factory)
 
     def channel(self, address: str, server: NameSource, token: TokenSource = no_token) -> grpc.aio.Channel:
         """A control connection to a server that now has this address. It is opened at its first use, names the server and shows a token
@@ -260,6 +260,15 @@ class Network:
 
 NETWORK: Final = Network()
 """The default network."""
+
+
+async def open_tcp(place: Address, factory: Factory, tls: ssl.SSLContext | None = None, handshake_s: float | None = None) -> None:
+    """Connect to a host and port, with TLS if there is a context. Raises socket.gaierror as `require_resolvable`, OSError."""
+    host = place.host.strip("[]")
+    await require_resolvable(host)
+    await asyncio.get_running_loop().create_connection(
+        factory, host, place.port, ssl=tls, server_hostname=host if tls else None, ssl_handshake_timeout=handshake_s
+    )
 
 
 async def require_resolvable(host: str) -> None:

@@ -20,8 +20,8 @@ from qmq.network import (
     TokenNetwork,
     ignored,
     is_local,
+    open_tcp,
     parse,
-    require_resolvable,
 )
 from qmq.security.client_tokens import Token, token_source
 from qmq.security.tls import Credentials, Tls
@@ -81,16 +81,7 @@ class TlsNetwork(Network):
         if place.path:
             await super().connect(address, factory)
             return
-        host = place.host.strip("[]")
-        await require_resolvable(host)
-        await asyncio.get_running_loop().create_connection(
-            factory,
-            host,
-            place.port,
-            ssl=self.credentials.client_context(),
-            server_hostname=host,
-            ssl_handshake_timeout=HANDSHAKE_S,
-        )
+        await open_tcp(place, factory, self.credentials.client_context(), HANDSHAKE_S)
 
     def channel(self, address: str, server: NameSource, token: TokenSource = no_token) -> grpc.aio.Channel:
         from qmq.rpc_channel import RpcChannel
