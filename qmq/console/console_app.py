@@ -252,12 +252,8 @@ class ConsoleSite:
                 return self._admit(request, await self._with_token(await _posted(request, "token")), target)
         except RefusedRequest as refused:
             return self._login_page(request, refused.status, refused.text)
-        except QuotaExceeded as failure:
-            return self._login_page(request, HTTPStatus.TOO_MANY_REQUESTS, str(failure))
-        except Unavailable as failure:
-            return self._login_page(request, HTTPStatus.SERVICE_UNAVAILABLE, str(failure))
         except QmqError as failure:
-            return self._login_page(request, HTTPStatus.FORBIDDEN, str(failure))
+            return self._login_page(request, _login_status(failure), str(failure))
         return self._login_page(request)
 
     async def _login_step(self, request: Request) -> Response:
@@ -271,12 +267,8 @@ class ConsoleSite:
                 return await self.oidc.begin(request, own_path(request.query_params.get("next", "/")))
             shown, target = await self.oidc.came_back(request)
             session = await self._known_to_cluster(self._caller(shown), None, shown)
-        except QuotaExceeded as failure:
-            return self._login_page(request, HTTPStatus.TOO_MANY_REQUESTS, str(failure))
-        except Unavailable as failure:
-            return self._login_page(request, HTTPStatus.SERVICE_UNAVAILABLE, str(failure))
         except QmqError as failure:
-            return self._login_page(request, HTTPStatus.FORBIDDEN, str(failure))
+            return self._login_page(request, _login_status(failure), str(failure))
         # A page instead of a redirect: the cookie is Strict, so a browser that another site redirects here would not send it.
         return self._known(request, rendered(request, self._environment, "logged_in.html", target=target), session)
 
@@ -311,6 +303,13 @@ class ConsoleSite:
 def cookie_of(request: Request) -> str:
     """The name of the console's cookie in a browser. Browsers share cookies between a host's ports, so the port is part of the name."""
     return named_by_port(COOKIE, request)
+
+
+def _login_status(failure: QmqError) -> int:
+    """The status of a login that was refused."""
+    if isinstance(failure, QuotaExceeded):
+        return HTTPStatus.TOO_MANY_REQUESTS
+    return HTTPStatus.SERVICE_UNAVAILABLE if isinstance(failure, Unavailable) else HTTPStatus.FORBIDDEN
 
 
 async def _posted(request: Request, name: str) -> str:
