@@ -25,6 +25,7 @@ app.add_typer(subject_schema.app, name="schema", cls=CommandGroup)
 FlushOf = Annotated[
     str, typer.Option("--flush", help="'sync': acknowledge a message when a majority has flushed it; 'default': the brokers' setting.")
 ]
+_ALTERED: Final = ("subject", "retention ms", "retention bytes", "body bytes max")
 _COLUMNS = ("subject", "partition", "broker group", "first", "next", "messages", "bytes", "last stored", "order")
 
 
@@ -204,17 +205,9 @@ def alter(
             )
 
     now = run(_alter())
-    row = (
-        name,
-        now.retention_ms if now.HasField("retention_ms") else None,
-        now.retention_bytes if now.HasField("retention_bytes") else None,
-        now.body_bytes_max,
-    )
-    kept = [f"{what} {'default' if value is None else value}" for what, value in zip(_ALTERED[1:], row[1:], strict=True)]
-    say(f"subject {name}: {', '.join(kept)}", _ALTERED, row, as_json=as_json)
-
-
-_ALTERED: Final = ("subject", "retention ms", "retention bytes", "body bytes max")
+    row = (name, _or_default(now, "retention_ms"), _or_default(now, "retention_bytes"), now.body_bytes_max)
+    kept = ", ".join(f"{what} {value}" for what, value in zip(_ALTERED[1:], row[1:], strict=True))
+    say(f"subject {name}: {kept}", _ALTERED, row, as_json=as_json)
 
 
 def _limit(text: str | None, unit: int, option: str) -> int | Literal["default"] | None:
