@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from random import Random
 
 import pytest
-from file_support import Traffic, checkpoint, folder_in_memory, mark
+from file_support import Traffic, checkpoint, mark
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import BinaryType, StructField, StructType
 from pyspark_qmq import read_options
@@ -19,14 +18,6 @@ from qmq.log.queue_deletion import drop, purge
 
 Offset = dict[str, dict[str, int]]
 BODY = StructType([StructField("body", BinaryType())])
-
-
-@pytest.fixture
-def traffic() -> Iterator[Traffic]:
-    with folder_in_memory() as folder:
-        found = Traffic(folder, Random())
-        yield found
-        found.store.close()
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from random import Random
 
 import pytest
-from file_support import Traffic, folder_in_memory, forget_old, mark, rows_of
+from file_support import Traffic, forget_old, mark, rows_of
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable
@@ -106,14 +104,6 @@ def test_the_tasks_of_a_micro_batch_have_each_message_once(topology: Topology, p
 
 
 # --- real files --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def traffic() -> Iterator[Traffic]:
-    with folder_in_memory() as folder:
-        found = Traffic(folder, Random())
-        yield found
-        found.store.close()
 
 
 def driver(**options: str) -> LogStreamReader:
