@@ -3,6 +3,10 @@
 A connection without a whole request is a stranger (`qmq.strangers`): from its first byte, before TLS, until its request is whole or the
 application has proven who asks (`proven`). So idle connections take half of the places, and bodies of strangers take bounded memory. Bytes
 count where they arrive. An application asks who it is before it reads the body.
+
+A request under way takes a place until the application has answered it, also if its peer has gone. It belongs to the principal that was
+proven, and else to the peer's address. If all places are taken, the owner that holds most makes room for another one with its oldest
+request, which is nearly always one that waits for something (`qmq.fair_share`). The refused request gets 503.
 """
 
 from __future__ import annotations
@@ -14,20 +18,23 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import uvicorn
+from starlette.responses import PlainTextResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from qmq.errors import InvalidArgument, QuotaExceeded
+from qmq.errors import InvalidArgument, Outcome, Overloaded, QmqError, QuotaExceeded
+from qmq.fair_share import SharedPlaces
 from qmq.limits import MIB
 from qmq.network import ignored
 from qmq.security.tls_listener import TlsListener
-from qmq.strangers import PROOFS_PER_S, StrangerBounds, Strangers
+from qmq.strangers import PROOFS_PER_S, StrangerBounds, Strangers, network_of
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Scope
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 log = logging.getLogger("qmq.security")
 
@@ -36,6 +43,9 @@ LATE_LOOK_S: Final = 1.0
 WEB_ALPN: Final = "http/1.1"
 _STATE: Final = "qmq.connection"
 """The connection, in the state of its requests."""
+_OWNED: Final = "qmq.owned"
+"""What says to whom a request belongs, in its state."""
+_FULL: Final = "this server has as many requests under way as it can"
 
 
 class _QuietServer(uvicorn.Server):
@@ -128,11 +138,54 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
 
-def proven(scope: Scope) -> None:
-    """The peer has proven who it is, before its request was read: its body is no stranger's."""
-    connection = scope.get("state", {}).get(_STATE)
-    if connection is not None:
+class _Divided:
+    """Divides an application's places among the owners of the requests under way. `refuse` makes the answer that tells an error."""
+
+    def __init__(self, app: ASGIApp, requests_max: int, refuse: Callable[[QmqError], ASGIApp]) -> None:
+        self._app, self._refuse = app, refuse
+        self._places = SharedPlaces(requests_max)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = object()
+        scope["state"][_OWNED] = partial(self._places.pass_on, request)
+        has_begun = False
+
+        async def sent(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        loop = asyncio.get_running_loop()
+        failure = Overloaded(f"{_FULL}: try again later")
+        try:
+            async with asyncio.timeout(None) as limit:
+                address = (scope.get("client") or ("",))[0]
+                if self._places.take(request, network_of(address), lambda: limit.reschedule(loop.time())):
+                    await self._app(scope, receive, sent)
+                    return
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            failure = Overloaded(f"{_FULL}, and yours are the most: this one made room for another", outcome=Outcome.UNKNOWN)
+        finally:
+            self._places.leave(request)
+        if not has_begun:
+            await self._refuse(failure)(scope, receive, send)
+            return
+        scope["state"][_STATE].transport.abort()  # so that nobody takes the part for the whole answer
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+def proven(scope: Scope, principal: str) -> None:
+    """The peer has proven who it is, before its request was read: its body is no stranger's, and its place is the principal's. `principal`
+    is "" if all peers prove the same: then the place stays the address's.
+    """
+    state = scope.get("state", {})
+    if (connection := state.get(_STATE)) is not None:
         connection.strangers.left(connection)
+    if principal and (pass_on := state.get(_OWNED)) is not None:
+        pass_on(principal)
 
 
 def attempt(scope: Scope) -> None:
@@ -141,6 +194,11 @@ def attempt(scope: Scope) -> None:
     owed_s = 0.0 if connection is None else connection.strangers.owes_s((scope.get("client") or ("",))[0])
     if owed_s:
         raise QuotaExceeded(f"more than {PROOFS_PER_S} logins a second come from this address: try again in {owed_s:.1f} s")
+
+
+def plain_refusal(failure: QmqError) -> ASGIApp:
+    """An error as plain text, for servers whose peers are people."""
+    return PlainTextResponse(str(failure), 503, {"retry-after": "1"})
 
 
 class WebServer:
@@ -152,20 +210,21 @@ class WebServer:
         host: str,
         port: int,
         *,
-        connections_max: int,
+        requests_max: int,
+        refuse: Callable[[QmqError], ASGIApp] = plain_refusal,
         strangers_bytes_max: int = 64 * MIB,
         tls_cert: Path | None = None,
         tls_key: Path | None = None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`port` 0 takes a free one. The certificate's files turn TLS on. Strangers have half of the connections, and together
-        `strangers_bytes_max`.
+        """`port` 0 takes a free one. The certificate's files turn TLS on. Connections without a whole request are half as many as requests
+        under way, and take `strangers_bytes_max` together. `refuse` makes the answer that tells an error.
         """
-        self._strangers = Strangers(StrangerBounds(max(connections_max // 2, 1), strangers_bytes_max), now_s)
+        self._strangers = Strangers(StrangerBounds(max(requests_max // 2, 1), strangers_bytes_max), now_s)
         self._host, self._port = host.strip("[]"), port
         self._server = _QuietServer(
             uvicorn.Config(
-                app,
+                _Divided(app, requests_max, refuse),
                 http="h11",
                 ws="none",
                 lifespan="off",
@@ -173,7 +232,6 @@ class WebServer:
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                limit_concurrency=connections_max,
                 timeout_graceful_shutdown=STOP_S,
             )
         )

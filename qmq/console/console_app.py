@@ -130,7 +130,7 @@ class ConsoleSite:
                 session = await self._session(request)
                 if session is None:
                     return self._ask(request)
-                proven(request.scope)
+                proven(request.scope, session.principal)
                 if is_act and not self.config.is_writable:
                     raise RefusedRequest(HTTPStatus.FORBIDDEN, words("refused.read_only"))
                 answered = await show(ConsolePage(request, session, self.config, self._environment, self._wall_s))

@@ -14,7 +14,8 @@ from qmq.web_server import WebServer
 
 CLIENT_NAME: Final = "qmq-console"
 """The client name that brokers and operators see."""
-CONNECTIONS_MAX: Final = 500
+REQUESTS_MAX: Final = 500
+"""Requests under way."""
 
 
 class ConsoleServer:
@@ -28,7 +29,7 @@ class ConsoleServer:
             self.site.app,
             config.host,
             config.port,
-            connections_max=CONNECTIONS_MAX,
+            requests_max=REQUESTS_MAX,
             tls_cert=config.tls_cert,
             tls_key=config.tls_key,
         )

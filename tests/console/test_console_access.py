@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator
 from urllib.parse import urlencode
 
 import pytest
-from console_support import COOKIE, KEY, PlainBrowser, csrf_of, site_of
+from console_support import COOKIE, KEY, PlainBrowser, clients_of, csrf_of, site_of
 
+from qmq.console import console_server
 from qmq.console.browser_sessions import IDLE_S, LIFE_S, SESSIONS_EACH_MAX, SESSIONS_MAX, Sessions
+from qmq.console.caller import ConsoleCaller
 from qmq.console.console_app import own_path
 from qmq.console.console_config import ConsoleConfig, LoginMode, check
 from qmq.console.console_guard import FORM_BYTES_MAX
@@ -314,3 +317,28 @@ def test_a_console_is_not_opened_to_strangers_by_accident() -> None:
     for name in ("proxy.local", "10.0.0.0/8", "[::1]", "0:0::1", ""):
         with pytest.raises(InvalidArgument, match="is an IP address"):
             check(ConsoleConfig("s", login=LoginMode.PROXY, proxies=(name,)), is_insecure=True)
+
+
+async def test_one_principal_that_fills_the_places_leaves_room_for_another(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console_server, "REQUESTS_MAX", 4)
+    await cluster.client().send("orders", b"x")
+    server = ConsoleServer(ConsoleConfig(cluster.address, port=0), clients_of(cluster))
+    await server.start()
+    cookies = {}
+    for name in ("mallory", "alice"):
+        caller = ConsoleCaller(cluster.client(), time.monotonic, time.time)
+        cookies[name] = f"{COOKIE.rpartition('_')[0]}_{server.port}={server.site.sessions.open(None, caller, principal=f'app:{name}').id}"
+
+    async def answer(name: str, path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]:
+        reader, writer = await asyncio.open_connection(HOST, server.port)
+        writer.write(f"GET {path} HTTP/1.1\r\nhost: {HOST}:{server.port}\r\ncookie: {cookies[name]}\r\n\r\n".encode())
+        return reader, writer, await reader.readline()
+
+    held = [await answer("mallory", "/subjects/orders/tail") for _ in range(4)]
+    found = await answer("alice", "/subjects")
+    assert [line for _, _, line in (*held, found)] == [b"HTTP/1.1 200 OK\r\n"] * 5
+    with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+        await held[0][0].readuntil(b"\r\n0\r\n")
+    for _, writer, _ in (*held, found):
+        writer.close()
+    await server.stop()

@@ -14,8 +14,10 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
+from support import eventually
 
 from qmq.errors import InvalidArgument
+from qmq.fair_share import SharedPlaces
 from qmq.security.authority import create_authority, issue
 from qmq.web_server import ServedCertificate, WebServer, proven
 
@@ -49,7 +51,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 @pytest.fixture
 async def port(files: tuple[Path, Path]) -> AsyncIterator[int]:
-    server = WebServer(Starlette(), "127.0.0.1", 0, connections_max=10, tls_cert=files[0], tls_key=files[1])
+    server = WebServer(Starlette(), "127.0.0.1", 0, requests_max=10, tls_cert=files[0], tls_key=files[1])
     yield await server.start()
     await server.stop()
 
@@ -109,12 +111,24 @@ def test_files_that_are_no_certificate_are_refused_at_the_start(tmp_path: Path) 
 
 
 class Site:
-    """An application that answers with the length of the body. `/known` counts as a caller who proved a name first."""
+    """An application that answers with the length of the body. Below `/known` callers prove a name first, the last part of the path:
+    `slow` then waits, and `part` waits within its answer.
+    """
+
+    def __init__(self) -> None:
+        self.waiting = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        if scope["path"] == "/known":
-            proven(scope)
+        if scope["path"].startswith("/known"):
+            name = scope["path"].rpartition("/")[2]
+            proven(scope, f"app:{name}")
+            if name == "part":
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+            if name in ("part", "slow"):
+                self.waiting += 1
+                await asyncio.Event().wait()
         size = 0
         async for part in request.stream():
             size += len(part)
@@ -126,7 +140,8 @@ class Served:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.server = WebServer(Site(), "127.0.0.1", 0, connections_max=20, strangers_bytes_max=300_000, now_s=lambda: self.now_s)
+        self.site = Site()
+        self.server = WebServer(self.site, "127.0.0.1", 0, requests_max=20, strangers_bytes_max=300_000, now_s=lambda: self.now_s)
         self.port = 0
         self._writers: list[asyncio.StreamWriter] = []
 
@@ -193,3 +208,46 @@ async def test_a_request_that_stops_half_way_ends_when_its_time_is_over(served: 
     assert (await served.ask()).startswith(b"HTTP/1.1 200")
     served.now_s = 30
     assert await ended(reader)
+
+
+# --- owners ------------------------------------------------------------------------------------------------------------
+
+
+async def held(served: Served, path: str, count: int) -> list[asyncio.StreamReader]:
+    """Requests that wait in the application."""
+    before = served.site.waiting
+    readers = [await served.open(begun(path, 0)) for _ in range(count)]
+    await eventually(lambda: served.site.waiting == before + count)
+    return readers
+
+
+async def test_a_principal_with_all_places_makes_room_with_its_oldest_request(served: Served) -> None:
+    readers = await held(served, "/known/slow", 20)
+    assert (await served.ask("/known/other")).startswith(b"HTTP/1.1 200")
+    assert await readers[0].readline() == b"HTTP/1.1 503 Service Unavailable\r\n"
+
+
+async def test_an_answer_under_way_that_makes_room_breaks_off(served: Served) -> None:
+    readers = await held(served, "/known/part", 20)
+    assert (await served.ask("/known/other")).startswith(b"HTTP/1.1 200")
+    with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+        await readers[0].readuntil(b"\r\n0\r\n")
+
+
+async def test_requests_whose_peers_have_gone_keep_no_place_of_others(served: Served) -> None:
+    await held(served, "/known/slow", 20)
+    served.leave()
+    assert (await served.ask("/known/other")).startswith(b"HTTP/1.1 200")
+
+
+async def test_an_owner_makes_no_room_for_another_that_holds_as_much() -> None:
+    ended: list[str] = []
+    places = SharedPlaces(2)
+    assert places.take("a1", "a", lambda: ended.append("a1"))
+    assert places.take("b1", "b", lambda: ended.append("b1"))
+    assert not places.take("c1", "c", lambda: None)
+    places.pass_on("b1", "a")
+    assert places.take("c1", "c", lambda: None)
+    assert (ended, len(places)) == (["a1"], 2)
+    places.leave("b1")
+    assert places.take("a2", "a", lambda: None)

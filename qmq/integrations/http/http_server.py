@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Final
 
 from qmq.integrations.http.http_clients import Connect, HttpClients
-from qmq.integrations.http.http_site import HttpSite
+from qmq.integrations.http.http_site import HttpSite, refusal
 from qmq.text_numbers import joined
 from qmq.web_server import WebServer
 
-CONNECTIONS_MAX: Final = 1_000
+REQUESTS_MAX: Final = 1_000
+"""Requests under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,8 @@ class HttpServer:
             self._site.app,
             config.host,
             config.port,
-            connections_max=CONNECTIONS_MAX,
+            requests_max=REQUESTS_MAX,
+            refuse=refusal,
             tls_cert=config.tls_cert,
             tls_key=config.tls_key,
         )

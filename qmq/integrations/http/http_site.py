@@ -66,10 +66,10 @@ class HttpSite:
             _require_no_page(request.headers)
             async with self._clients.caller(request.headers.get("authorization"), partial(attempt, request.scope)) as caller:
                 if caller.principal:
-                    proven(request.scope)
+                    proven(request.scope, caller.principal)
                 return JSONResponse(await handler(caller, request, await _body(request)))
         except qmq.QmqError as failure:
-            return _refusal(failure)
+            return refusal(failure)
         except ClientDisconnect:
             return Response(status_code=400)
 
@@ -168,7 +168,8 @@ async def _settle(caller: HttpCaller, request: Request, body: bytes) -> dict[str
     return {"settled": list(settled), "over": list(over)}
 
 
-def _refusal(failure: qmq.QmqError) -> Response:
+def refusal(failure: qmq.QmqError) -> Response:
+    """The answer that tells an error."""
     status = next((code for kind, code in STATUSES if isinstance(failure, kind)), 503)
     headers = {"www-authenticate": "Bearer"} if status == 401 else {"retry-after": "1"} if status in (429, 503) else None
     found = {"code": failure.code, "error": failure.message, "outcome": failure.outcome.name.lower()}

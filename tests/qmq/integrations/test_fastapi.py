@@ -189,7 +189,7 @@ async def is_reset(http: httpx.AsyncClient, last: str, query: str = "") -> bool:
 @asynccontextmanager
 async def served(app: Any) -> AsyncIterator[httpx.AsyncClient]:
     """An HTTP client of the application behind a real socket: streams end when their reader closes."""
-    server = WebServer(app, "127.0.0.1", 0, connections_max=10)
+    server = WebServer(app, "127.0.0.1", 0, requests_max=10)
     async with app.router.lifespan_context(app):
         port = await server.start()
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=SOON_S) as http:

@@ -8,11 +8,13 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from forms import examples
+from support import eventually
 
 httpx = pytest.importorskip("httpx", reason="needs httpx: pip install httpx")
 pytest.importorskip("starlette", reason="needs starlette: pip install 'qmq[http]'")
@@ -20,7 +22,7 @@ pytest.importorskip("starlette", reason="needs starlette: pip install 'qmq[http]
 import qmq  # noqa: E402
 from qmq.client.group_reading import OrderedReading  # noqa: E402
 from qmq.errors import QuotaExceeded  # noqa: E402
-from qmq.integrations.http import http_site  # noqa: E402
+from qmq.integrations.http import http_server, http_site  # noqa: E402
 from qmq.integrations.http.group_receipts import settle  # noqa: E402
 from qmq.integrations.http.http_clients import CLIENTS_MAX, HttpClients  # noqa: E402
 from qmq.integrations.http.http_requests import WAIT_S_MAX, Settle  # noqa: E402
@@ -290,10 +292,17 @@ async def test_a_page_of_a_browser_is_refused_under_any_name(http: Any, subject:
 
 
 class _FakeClient:
-    """A client whose token is its principal."""
+    """A client whose token is its principal. Sends of `mallory` end when they may."""
 
     def __init__(self, token: str) -> None:
         self.access, self.principal, self.is_open = self, token.partition("-")[0], True
+        self.sends, self.may_end = 0, asyncio.Event()
+
+    async def send(self, *_: object, **__: object) -> Any:
+        self.sends += 1
+        if self.principal == "mallory":
+            await self.may_end.wait()
+        return SimpleNamespace(id="1", delayed_id=None)
 
     async def whoami(self) -> Any:
         return self
@@ -318,6 +327,28 @@ async def test_the_principal_with_the_most_tokens_makes_room_for_others() -> Non
         with pytest.raises(QuotaExceeded):
             await under_way.enter_async_context(clients.caller("Bearer mallory-new"))
         assert [token for token, each in made.items() if not each.is_open] == ["mallory-0", "mallory-new"]
+
+
+async def test_one_principal_that_fills_the_places_leaves_room_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "REQUESTS_MAX", 4)
+    made = {token: _FakeClient(token) for token in ("mallory", "alice")}
+    server = HttpServer(HttpConfig("127.0.0.1", 0), lambda token: made[token])  # type: ignore[arg-type, return-value]
+    await server.start()
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+
+        def send(token: str) -> Any:
+            return asyncio.ensure_future(http.post("/subjects/s", content=b"x", headers={"authorization": f"Bearer {token}"}))
+
+        sent = []
+        for count in range(1, 5):
+            sent.append(send("mallory"))
+            await eventually(lambda count=count: made["mallory"].sends == count)  # type: ignore[misc]
+        assert (await send("alice")).status_code == 200
+        cut = await sent[0]
+        assert (cut.status_code, cut.json()["code"], cut.json()["outcome"]) == (503, 302, "unknown")
+        made["mallory"].may_end.set()
+        assert [(await each).status_code for each in sent[1:]] == [200] * 3
+    await server.stop()
 
 
 async def test_the_description_is_not_made_for_each_request(http: Any, monkeypatch: pytest.MonkeyPatch) -> None:
