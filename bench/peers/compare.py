@@ -2,7 +2,7 @@
 
 `scripts/bench --peers` runs it. In each run each system starts its server again, warms it, and measures all rows; the order of the systems
 rotates. `--json` gets every value of every run, with machine, commit, versions and settings; `bench/peers/page.py` writes the pages from
-it. Only loopback is used.
+it. `--record` continues a record of the same commit that was interrupted. Only loopback is used.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,18 +30,24 @@ LIFE: Final = "start and memory"
 """The row that each new server fills: time until it is ready, memory idle and after a million messages."""
 MILLION: Final = 1_000_000
 RUNS_MIN: Final = 3
+NOT_RECORD: Final = ":!docs/peers.json"
 
 Found = dict[str, dict[str, list[verdict.Figures]]]
 """By row, then by system: the figures of each run."""
 
 
 class Comparison:
-    """The runs so far. `missing`: (system, row) and why it has no figure."""
+    """The runs so far. `missing`: (system, row) and why it has no figure. `turns`: (run, system) that are whole."""
 
     def __init__(self, rows: Sequence[Row], python: Path, times: Times) -> None:
         self._rows, self._python, self._times = rows, python, times
         self.found: Found = {LIFE: {}, **{row.name: {} for row in rows}}
         self.missing: dict[str, str] = {}
+        self.turns: list[list[Any]] = []
+
+    def take_up(self, whole: Mapping[str, Any]) -> None:
+        """Continue what was written."""
+        self.found, self.missing, self.turns = whole["rows"], whole["missing"], whole["turns"]
 
     def measure(self, peer: Peer, cache: Path) -> None:
         """All rows once: on one server, on one that flushes, and on new ones for the rows that want these."""
@@ -85,6 +91,9 @@ class Comparison:
             return
         self._keep(peer, LIFE, {**figures, "after messages, MiB": server.memory_mib()})
 
+    def whole(self, said: Mapping[str, Any], runs: int) -> dict[str, Any]:
+        return {**said, "runs": runs, "rows": self.found, "missing": self.missing, "turns": self.turns}
+
     def _keep(self, peer: Peer, row: str, figures: verdict.Figures) -> None:
         self.found[row].setdefault(peer.name, []).append(figures)
         said = ", ".join(f"{name} {value:,.6g}" for name, value in figures.items())
@@ -95,8 +104,18 @@ class Comparison:
         sys.stderr.write(f"{peer.name}: {row} is left out: {failure}\n")
 
 
+def turns(runs: int, systems: Sequence[str]) -> list[tuple[int, str]]:
+    """Which system is measured in which run, in order: each run begins with another system."""
+    return [(run, systems[(run + place) % len(systems)]) for run in range(runs) for place in range(len(systems))]
+
+
 def git(*words: str) -> str:
     return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def is_same_tree(commit: str) -> bool:
+    """Whether nothing but the record has changed since this commit."""
+    return subprocess.run(["git", "diff", "--quiet", commit, "HEAD", "--", ".", NOT_RECORD], cwd=ROOT, capture_output=True).returncode == 0
 
 
 def machine() -> dict[str, Any]:
@@ -127,7 +146,8 @@ def options() -> argparse.Namespace:
 
 def main() -> int:
     chosen = options()
-    if chosen.record and (chosen.runs < RUNS_MIN or chosen.seconds < 5 or chosen.peer or chosen.row or git("status", "--porcelain")):
+    is_part = chosen.runs < RUNS_MIN or chosen.seconds < 5 or chosen.peer or chosen.row
+    if chosen.record and (is_part or git("status", "--porcelain", "--", ".", NOT_RECORD)):
         sys.stderr.write(f"--record wants {RUNS_MIN} runs or more of all rows and systems, of 5 s or more, on a tree without changes\n")
         return 2
     wanted = [peer for peer in PEERS if not chosen.peer or any(part.lower() in peer.name.lower() for part in chosen.peer)]
@@ -147,13 +167,18 @@ def main() -> int:
         "systems": {peer.name: {"durability": peer.durability, "settings": peer.settings} for peer in wanted},
     }
     path = ROOT / "docs" / "peers.json" if chosen.record else chosen.json
-    for run in range(chosen.runs):
-        for peer in [*wanted[run % len(wanted) :], *wanted[: run % len(wanted)]]:
-            comparison.measure(peer, cache)
+    if chosen.record and path.exists():
+        begun = json.loads(path.read_text())
+        if is_same_tree(begun["commit"]) and all(begun[each] == said[each] for each in ("machine", "versions", "systems")):
+            comparison.take_up(begun)
+    by_name = {peer.name: peer for peer in wanted}
+    for run, name in turns(chosen.runs, list(by_name)):
+        if [run, name] not in comparison.turns:
+            comparison.measure(by_name[name], cache)
+            comparison.turns.append([run, name])
             if path:
-                whole = {**said, "runs": run + 1, "rows": comparison.found, "missing": comparison.missing}
-                path.write_text(json.dumps(whole, indent=1) + "\n")
-    whole = {**said, "runs": chosen.runs, "rows": comparison.found, "missing": comparison.missing}
+                path.write_text(json.dumps(comparison.whole(said, run + 1), indent=1) + "\n")
+    whole = comparison.whole(said, chosen.runs)
     import page
 
     sys.stdout.write(page.tables(whole) + "\n")

@@ -30,7 +30,7 @@ STOP_S: Final = 20.0
 REGISTRATION_TRIES: Final = 10
 """RocketMQ's proxy listens before its broker is registered. Each try starts a Java process, which takes a second."""
 JAVA: Final = ("java", "-XX:+UseG1GC")
-ROCKETMQ_TOPICS: Final = 8
+ROCKETMQ_TOPICS: Final = 9
 CLIENTS: Final = Path(__file__).parent / "clients"
 
 
@@ -189,12 +189,18 @@ def kafka(cache: Path, is_flushed: bool = False) -> Server:
 
 
 def rocketmq_topic(number: int) -> str:
-    """RocketMQ's topics and groups are made before the first row: each command is a Java process of a second."""
-    return f"bench-{(number - 1) % ROCKETMQ_TOPICS + 1}"
+    """RocketMQ's topics and groups are made before the first row: each command is a Java process of a second. Rows share all but the first,
+    whose messages have no reader.
+    """
+    return f"bench-{_rocketmq(number)}"
 
 
 def rocketmq_group(number: int) -> str:
-    return f"g{(number - 1) % ROCKETMQ_TOPICS + 1}-"
+    return f"g{_rocketmq(number)}-"
+
+
+def _rocketmq(number: int) -> int:
+    return number if number == 1 else 2 + (number - 2) % (ROCKETMQ_TOPICS - 1)
 
 
 def rocketmq(cache: Path, is_flushed: bool = False) -> Server:

@@ -142,26 +142,32 @@ class Session:
             self._start(consumers, taking)
         else:
             before_reading_s = before_s
-        got = self._until_read(consumers, sum(wanted))
+        got = self._until_read(consumers, wanted)
         after_s = self._server.cpu_s()
         found = compare(wanted, [each["counts"] for each in got])
         if not row.consumers:
             return figures_of([sent], between_s - before_s, row, found)
         return figures_of([*got] if row.is_backlog else [sent, *got], after_s - before_reading_s, row, found)
 
-    def _until_read(self, consumers: Sequence[Client], wanted: int) -> list[Any]:
-        """Wait until all messages have arrived, or none does any more, and end the consumers."""
-        seen, since_s = -1, time.monotonic()
-        while seen < wanted and time.monotonic() - since_s < SILENCE_S:
+    def _until_read(self, consumers: Sequence[Client], wanted: Sequence[int]) -> list[Any]:
+        """Wait until all messages have arrived, or none does any more, and end the consumers. One that came twice is not another."""
+        seen, since_s, total = -1, time.monotonic(), sum(wanted)
+        while time.monotonic() - since_s < SILENCE_S:
             time.sleep(POLL_S)
-            for each in consumers:
-                each.say("seen")
-            found = sum(each.hear("seen", READY_S) for each in consumers)
+            found = sum(self._asked(consumers, "seen"))
             if found != seen:
                 seen, since_s = found, time.monotonic()
+                if seen >= total and not compare(wanted, self._asked(consumers, "counts")).lost:
+                    break
         for each in consumers:
             each.say("stop")
         return [each.hear("done", READY_S) for each in consumers]
+
+    @staticmethod
+    def _asked(consumers: Sequence[Client], what: str) -> list[Any]:
+        for each in consumers:
+            each.say(what)
+        return [each.hear(what, READY_S) for each in consumers]
 
     def _start(self, clients: Sequence[Client], phase: dict[str, Any]) -> None:
         """Begin a phase in all of these at once."""

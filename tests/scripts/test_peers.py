@@ -10,6 +10,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "bench" / "peers"))
 
+import compare
 import page
 import servers
 import verdict
@@ -82,6 +83,17 @@ def test_each_page_says_what_the_record_says(name: str) -> None:
         assert page.filled(text, json.loads(page.RECORD.read_text())) == text, "run `python bench/peers/page.py`"
     else:
         assert "<!-- peers:" not in text, "a block of figures needs docs/peers.json: scripts/bench --peers --record"
+
+
+def test_each_run_begins_with_another_system_and_has_all() -> None:
+    found = compare.turns(2, ["a", "b", "c"])
+    assert found == [(0, "a"), (0, "b"), (0, "c"), (1, "b"), (1, "c"), (1, "a")]
+
+
+def test_a_rocketmq_row_never_reads_what_warmed_the_server() -> None:
+    filled, *others = [(servers.rocketmq_topic(number), servers.rocketmq_group(number)) for number in range(1, 50)]
+    assert filled not in others
+    assert all(topic[-1] == group[1] for topic, group in others), "a topic's messages are read by its one group"
 
 
 def test_rows_have_names_of_their_own_and_needs_that_some_system_offers() -> None:

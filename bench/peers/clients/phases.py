@@ -1,8 +1,9 @@
 """A client process of the comparison: `phases.py LIBRARY ADDRESS SETTINGS` does the phases that it is told on standard input.
 
-One line of JSON for each phase: the fields of `Phase`. The client connects, answers {"ready": ...}, begins at the line "begin", and answers
-{"done": ...} with its messages, seconds and CPU time. A phase that consumes answers each line "seen" with the number of messages so far,
-and ends at the line "stop"; its seconds end with the last number that changed. Clients in other languages (java, go) speak the same.
+One line of JSON for each phase: the fields of `Phase`. The client connects, answers {"ready": ...}, begins at the line "begin", and
+answers {"done": ...} with its messages, seconds and CPU time. A phase that consumes answers each line "seen" with the number of messages
+so far and each line "counts" with their numbers, and ends at the line "stop"; its seconds end with the last number that changed. Clients
+in other languages (java, go) speak the same.
 
 Every body begins with its number in the ring of `RING` bodies, 8 bytes, and a time, 8 bytes. `counts` says how often each number was
 acknowledged or has arrived: the program that compares adds them up.
@@ -125,7 +126,10 @@ class Run:
     def _answer(self) -> None:
         """Say how many have arrived, until the end."""
         seen = 0
-        while sys.stdin.readline().strip() == "seen":
+        while (asked := sys.stdin.readline().strip()) in ("seen", "counts"):
+            if asked == "counts":
+                say({"counts": self._counted()})
+                continue
             found = sum(each.total() for each in self._all)
             if found != seen:
                 seen, self._end_s = found, time.monotonic()
@@ -133,13 +137,16 @@ class Run:
         self.is_over = True
         self.stop()
 
+    def _counted(self) -> list[int]:
+        return [sum(each[number.to_bytes(8)] for each in self._all) for number in range(RING)]
+
     def report(self) -> dict[str, Any]:
         end_s = self._end_s or time.monotonic()
         if self.sent:
             laps, rest = divmod(self.sent, RING)
             counts = [laps + (number < rest) for number in range(RING)]
         else:
-            counts = [sum(each[number.to_bytes(8)] for each in self._all) for number in range(RING)]
+            counts = self._counted()
         took = sorted(self.latencies_ns)
         parts = {name: took[min(int(len(took) * part), len(took) - 1)] / 1e6 for name, part in QUANTILES.items()} if took else {}
         return {"counts": counts, "seconds": end_s - self._begin_s, "cpu_s": cpu_s() - self._cpu_s, "latency_ms": parts}

@@ -59,6 +59,9 @@ var in = bufio.NewReader(os.Stdin)
 var connection *nats.Conn
 var stream, streamLarge jetstream.JetStream
 
+// A sender waits while as many as may be pending are; by default it gives up after 200 ms.
+var patient = jetstream.WithStallWait(30 * time.Second)
+
 func must(err error) {
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -121,7 +124,7 @@ func (r *run) publish() {
 	r.ready()
 	for r.maySend() {
 		for number := 0; number < lap; number++ {
-			_, err := sending.PublishAsync(r.Topic, r.next())
+			_, err := sending.PublishAsync(r.Topic, r.next(), patient)
 			must(err)
 		}
 	}
@@ -150,7 +153,7 @@ func (r *run) paced() {
 		time.Sleep(time.Until(r.begin.Add(time.Duration(r.sent.Load() * int64(time.Second) / r.Per_s))))
 		body := append([]byte{}, r.next()...)
 		binary.BigEndian.PutUint64(body[8:], uint64(nanotime()))
-		_, err := stream.PublishAsync(r.Topic, body)
+		_, err := stream.PublishAsync(r.Topic, body, patient)
 		must(err)
 	}
 	<-stream.PublishAsyncComplete()
@@ -176,7 +179,11 @@ func (r *run) consume() {
 		taking = append(taking, found)
 	}
 	seen := int64(0)
-	for hear() == "seen" {
+	for asked := hear(); asked != "stop"; asked = hear() {
+		if asked == "counts" {
+			say(map[string][]int64{"counts": r.numbers()})
+			continue
+		}
 		found := int64(0)
 		for number := range r.counts {
 			found += r.counts[number].Load()
@@ -210,6 +217,18 @@ func (r *run) report() {
 	if end.IsZero() {
 		end = time.Now()
 	}
+	parts := map[string]float64{}
+	sort.Slice(r.latencies, func(a, b int) bool { return r.latencies[a] < r.latencies[b] })
+	if count := len(r.latencies); count > 0 {
+		for name, part := range map[string]float64{"p50": 0.5, "p99": 0.99, "p99.9": 0.999} {
+			parts[name] = float64(r.latencies[min(int(float64(count)*part), count-1)]) / 1e6
+		}
+	}
+	say(map[string]any{"done": map[string]any{
+		"counts": r.numbers(), "seconds": end.Sub(r.begin).Seconds(), "cpu_s": cpu() - r.cpu, "latency_ms": parts}})
+}
+
+func (r *run) numbers() []int64 {
 	counts := make([]int64, ring)
 	sent := r.sent.Load()
 	for number := range counts {
@@ -222,15 +241,7 @@ func (r *run) report() {
 			counts[number] = r.counts[number].Load()
 		}
 	}
-	parts := map[string]float64{}
-	sort.Slice(r.latencies, func(a, b int) bool { return r.latencies[a] < r.latencies[b] })
-	if count := len(r.latencies); count > 0 {
-		for name, part := range map[string]float64{"p50": 0.5, "p99": 0.99, "p99.9": 0.999} {
-			parts[name] = float64(r.latencies[min(int(float64(count)*part), count-1)]) / 1e6
-		}
-	}
-	say(map[string]any{"done": map[string]any{
-		"counts": counts, "seconds": end.Sub(r.begin).Seconds(), "cpu_s": cpu() - r.cpu, "latency_ms": parts}})
+	return counts
 }
 
 func main() {

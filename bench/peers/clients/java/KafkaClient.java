@@ -169,7 +169,11 @@ public class KafkaClient {
         begin();
         started.release(threads.size());
         long seen = 0;
-        while ("seen".equals(IN.readLine().trim())) {
+        for (String asked = IN.readLine().trim(); !asked.equals("stop"); asked = IN.readLine().trim()) {
+            if (asked.equals("counts")) {
+                say("{\"counts\": " + numbers() + "}");
+                continue;
+            }
             long found = 0;
             for (int number = 0; number < RING; number++) found += counts.get(number);
             if (found != seen) {
@@ -218,17 +222,21 @@ public class KafkaClient {
 
     String report() {
         long nowNs = endNs > 0 ? endNs : System.nanoTime();
-        StringJoiner numbers = new StringJoiner(", ", "[", "]");
-        for (int number = 0; number < RING; number++)
-            numbers.add(String.valueOf(sent > 0 ? sent / RING + (number < sent % RING ? 1 : 0) : counts.get(number)));
         StringJoiner parts = new StringJoiner(", ", "{", "}");
         List<Long> took = new ArrayList<>(latencies);
         Collections.sort(took);
         if (!took.isEmpty())
             for (Map.Entry<String, Double> each : new TreeMap<>(Map.of("p50", 0.5, "p99", 0.99, "p99.9", 0.999)).entrySet())
                 parts.add("\"" + each.getKey() + "\": " + took.get((int) Math.min(took.size() * each.getValue(), took.size() - 1)) / 1e6);
-        return "{\"done\": {\"counts\": " + numbers + ", \"seconds\": " + (nowNs - beginNs) / 1e9 + ", \"cpu_s\": " + (cpuNs() - beginCpuNs) / 1e9
+        return "{\"done\": {\"counts\": " + numbers() + ", \"seconds\": " + (nowNs - beginNs) / 1e9 + ", \"cpu_s\": " + (cpuNs() - beginCpuNs) / 1e9
             + ", \"latency_ms\": " + parts + "}}";
+    }
+
+    String numbers() {
+        StringJoiner found = new StringJoiner(", ", "[", "]");
+        for (int number = 0; number < RING; number++)
+            found.add(String.valueOf(sent > 0 ? sent / RING + (number < sent % RING ? 1 : 0) : counts.get(number)));
+        return found.toString();
     }
 
     // A phase is one flat object of JSON: names, numbers, texts without quotes, true and false.
