@@ -16,7 +16,7 @@ import verdict
 
 ROOT: Final = Path(__file__).parents[2]
 RECORD: Final = ROOT / "docs" / "peers.json"
-PAGES: Final = ("README.md", "docs/PEERS.md", "docs/BENCH.md", "docs/zh/README.md", "docs/zh/PEERS.md")
+PAGES: Final = ("README.md", "docs/PEERS.md", "docs/BENCH.md", "docs/zh/README.md")
 BLOCK: Final = re.compile(r"(<!-- peers: ([a-z ]+) -->\n).*?(<!-- end of peers -->)", re.DOTALL)
 OURS: Final = "QMQ"
 

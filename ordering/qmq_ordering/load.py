@@ -23,7 +23,7 @@ class ReshardPolicy:
     is_enabled: bool = False
     """Off by default: a change closes queues for good, so only a request turns resharding on."""
     split_messages_per_s: float = 10_000.0
-    """A partition with more messages per second is hot. A broker group takes more than ten times as many (docs/BENCH.md), so it has room
+    """A partition with more messages per second is hot. A broker group takes more than ten times as many (docs/PEERS.md), so it has room
     for several hot partitions during a split, and for peaks above the average."""
     split_bytes_per_s: float = 50e6
     """The same limit in bytes. With two slaves this fills most of a gigabit link, since the master sends each byte twice."""

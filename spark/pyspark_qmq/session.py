@@ -39,7 +39,7 @@ SPEED: Final[dict[str, str]] = {
     "spark.driver.extraJavaOptions": "-Darrow.enable_null_check_for_get=false",
     "spark.executor.extraJavaOptions": "-Darrow.enable_null_check_for_get=false",
 }
-"""Settings that made reads and writes faster in measurements (docs/BENCH.md). Arrow need not check for nulls, because Spark checks before
+"""Settings that make reads and writes faster (`scripts/bench --only spark`). Arrow need not check for nulls, because Spark checks before
 it takes a value."""
 
 _ELSEWHERE: Final = ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "MASTER")
