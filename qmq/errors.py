@@ -29,7 +29,9 @@
     │   ├── NotEmpty                E127  a restore goes into an empty folder and an empty coordination store only
     │   ├── SchemaMismatch          E128  a body does not fit its subject's schema
     │   ├── IncompatibleSchema      E129  a new version of a schema breaks the subject's compatibility
-    │   └── UnknownHost             E130  the name of a server has no address: correct the name, or add it to DNS
+    │   └── NeverReached            the client never reached a server, and waiting does not help
+    │       ├── UnknownHost         E130  the name of a server has no address: correct the name, or add it to DNS
+    │       └── TlsRefused          E131  no TLS with a server: correct the certificate that the text names, or the settings for TLS
     ├── PeerError                   the other side broke the protocol; the connection is closed
     │   ├── ProtocolViolation       E201  bytes that are not a frame, or a frame that is not allowed here
     │   └── CorruptBatch            E202  a checksum is wrong
@@ -50,6 +52,7 @@
     │   ├── LaneNotOpen             E312  the group has not finished the partitions before the lane
     │   ├── RightLapsed             E313  the master may not take ordered messages: its lease in the coordination store has run out
     │   └── TlsFailed               E314  no TLS with the server: a certificate is not trusted, or only one side speaks TLS
+    │       └── TlsEnded            E317  the server ended the handshake without a reason: it refuses this side's certificate, or is away
     ├── StorageError                the server's own data
     │   ├── LogDamaged              E401  the log is damaged in a place that recovery must not cut away
     │   ├── FlushFailed             E402  fsync failed: the log stops, and the broker must be restarted
@@ -224,10 +227,20 @@ class IncompatibleSchema(CallerError):
     code = 129
 
 
-class UnknownHost(CallerError):
+class NeverReached(CallerError):
+    """For as long as the client has run, every try to connect has failed in a way that looks like a mistake."""
+
+
+class UnknownHost(NeverReached):
     """The names of servers never had an address since the client began: they are wrong, not away for a moment."""
 
     code = 130
+
+
+class TlsRefused(NeverReached):
+    """TLS with the servers has failed since the client began: certificates or settings are wrong, not being replaced at this moment."""
+
+    code = 131
 
 
 class PeerError(QmqError):
@@ -341,6 +354,14 @@ class RightLapsed(Unavailable):
 
 class TlsFailed(Unavailable):
     code = 314
+
+
+class TlsEnded(TlsFailed):
+    """The server ended the connection within the handshake of TLS, or right behind it. One that refuses the client's certificate does that,
+    and so does a balancer whose servers are away.
+    """
+
+    code = 317
 
 
 class StorageError(QmqError):

@@ -17,7 +17,7 @@ import asyncio
 import ipaddress
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -281,39 +281,6 @@ async def require_resolvable(host: str) -> None:
             await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except TimeoutError:
         raise socket.gaierror(socket.EAI_AGAIN, "DNS does not answer") from None
-
-
-class NamePatience:
-    """How long a client waits for the address of a server's name. Pure; `now_s` is a monotonic clock.
-
-    A name that never had an address since the client began is a mistake: after `patience_s` the client says so, and no longer waits. If a
-    name had one, DNS is away, and the client waits as for every server that is away.
-    """
-
-    def __init__(self, now_s: Callable[[], float], patience_s: float) -> None:
-        self._now_s, self._patience_s = now_s, patience_s
-        self._since_s: dict[str, float] = {}
-        self._found: set[str] = set()
-
-    def tries(self, address: str) -> None:
-        """The client connects to the address."""
-        if address not in self._found:
-            self._since_s.setdefault(address, self._now_s())
-
-    def found(self, address: str) -> None:
-        """The name has an address."""
-        self._found.add(address)
-        self._since_s.pop(address, None)
-
-    @property
-    def has_found(self) -> bool:
-        """Whether any name had an address."""
-        return bool(self._found)
-
-    def is_over(self, addresses: Iterable[str]) -> bool:
-        """Whether all of these, which have just failed, were tried for long enough."""
-        tried_s = [self._since_s.get(each) for each in addresses]
-        return all(each is not None and self._now_s() - each >= self._patience_s for each in tried_s)
 
 
 def is_private(address: str, *, is_encrypted: bool) -> bool:

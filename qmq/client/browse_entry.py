@@ -123,7 +123,7 @@ class BrowsingClient:
             log.debug("%s: %s", subject, missing)
             for name in silent:
                 with suppress(Unavailable, PeerError):
-                    await self._links.reach(subject, name)  # raises UnknownHost, which waiting does not mend
+                    await self._links.reach(subject, name)  # raises NeverReached, which waiting does not mend
             await patience.rest()
         queues = [each for each in found.description.queues if broker_group in ("", each.broker_group)]
         return [BrowsedQueue(subject, each.broker_group, each.partition, each.next_sequence) for each in queues]

@@ -16,9 +16,9 @@ class ClientTiming:
 
     delivery_timeout_s: float = 120.0
     """How long a message may take to be stored, and how long the client looks for its subject."""
-    unresolved_s: float = 3.0
-    """How long the client waits for the address of a name that never had one. With one try at a DNS that does not answer
-    (`qmq.network.RESOLVE_S`) that is less than five seconds.
+    mistake_s: float = 3.0
+    """How long the client waits for servers that it never reached, if names have no address or TLS fails. With one try at a DNS that does
+    not answer (`qmq.network.RESOLVE_S`) that is less than five seconds.
     """
     refresh_s: float = 30.0
     """Placements older than this are refreshed at their next use."""

@@ -14,12 +14,13 @@ from qmq.client.client_timing import TIMING, ClientTiming
 from qmq.client.connection import Connection, connect
 from qmq.client.locator import Locator
 from qmq.client.loop_round import LoopRound
+from qmq.client.reach_patience import ReachPatience
 from qmq.client.route_book import Master
 from qmq.client.settle_report import SettleReport, SettleReporter
 from qmq.client.shared_work import shared
-from qmq.errors import ClientClosed, NameUnresolved, NotConnected, PeerError, QmqError, Unavailable, UnknownHost
+from qmq.errors import ClientClosed, NameUnresolved, NotConnected, PeerError, Unavailable
 from qmq.model import base_group
-from qmq.network import NETWORK, NamePatience, Network
+from qmq.network import NETWORK, Network
 from qmq.server_name import ServerName
 
 if TYPE_CHECKING:
@@ -64,9 +65,7 @@ class Links:
         self._network = network
         self._connections: dict[_Place, Connection] = {}
         """The open ones."""
-        self._names = NamePatience(now_s, timing.unresolved_s)
-        self._told: set[str] = set()
-        """The addresses whose names could not be resolved, as the log says."""
+        self._patience = ReachPatience(now_s, timing.mistake_s)
         self._attempts: dict[_Place, asyncio.Task[Connection]] = {}
         self.counters = ClientCounters()
         self.is_closed = False
@@ -80,35 +79,24 @@ class Links:
     async def reach(self, subject: str, group: str) -> tuple[Master, Connection]:
         """The group's master and an open connection to it. Tries once: call again after Unavailable; `reach` keeps the pauses.
 
-        Raises UnknownHost if the name of the first broker to reach never had an address.
+        Raises UnknownHost or TlsRefused if that is a mistake, and the client never reached a broker.
         """
         self.check_usable()
         master = await self.locator.master(subject, group)
-        self._names.tries(master.address)
+        self._patience.tries(master.address)
         try:
             async with asyncio.timeout(REACH_S):
                 return master, await self._open((master.address, master.server))
         except NameUnresolved as failure:
             self.locator.doubt(group, master)
-            raise self._unresolved(failure, group, master.address) from failure
-        except (Unavailable, PeerError):
+            told = f"where broker group {group} says it is: give its broker a name that clients can resolve (QMQ_ADVERTISE)"
+            raise self._patience.judged(NameUnresolved(f"{failure.message}, {told}"), [master.address]) from failure
+        except (Unavailable, PeerError) as failure:
             self.locator.doubt(group, master)
-            raise
+            raise self._patience.judged(failure, [master.address]) from failure.__cause__
         except TimeoutError:
             self.locator.doubt(group, master)
             raise NotConnected(f"no broker has answered at {master.address} yet") from None
-
-    def _unresolved(self, failure: NameUnresolved, group: str, address: str) -> QmqError:
-        """The error for a name without an address. A client that reached another broker waits, and logs once what is wrong."""
-        why = f"{failure.message}, where broker group {group} says it is: give its broker a name that clients can resolve (QMQ_ADVERTISE)"
-        if not self._names.is_over([address]):
-            return NameUnresolved(why)
-        if not self._names.has_found:
-            return UnknownHost(why)
-        if address not in self._told:
-            self._told.add(address)
-            log.warning("%s", why)
-        return NameUnresolved(why)
 
     def server(self, group: str) -> str | None:
         """The address of a broker group's master, if it is known and not in doubt."""
@@ -147,10 +135,13 @@ class Links:
 
     def _attempted(self, place: _Place, done: asyncio.Task[Connection]) -> None:
         self._attempts.pop(place, None)
-        if done.cancelled() or done.exception() is not None:
+        if done.cancelled():
+            return
+        if (failure := done.exception()) is not None:
+            self._patience.failed(place[0], failure)
             return
         found = done.result()
-        self._names.found(found.address)
+        self._patience.reached(found.address)
         if not found.ended.is_set():
             self._connections[place] = found
             found.on_closed[lambda: self._ended(place, found)] = None

@@ -12,8 +12,9 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 from tenacity.stop import stop_base
 
 from qmq.client.client_timing import TIMING, ClientTiming
-from qmq.errors import CallerError, NameUnresolved, Outcome, QmqError, TlsFailed, Unavailable, UnknownHost
-from qmq.network import NETWORK, NamePatience, Network
+from qmq.client.reach_patience import ReachPatience
+from qmq.errors import CallerError, Outcome, QmqError, TlsFailed, Unavailable
+from qmq.network import NETWORK, Network
 from qmq.proto.v1 import access_pb2_grpc, meta_pb2_grpc
 from qmq.rpc import is_answer, typed_error
 from qmq.server_name import ServerName
@@ -46,7 +47,7 @@ class MetaserverCalls:
         self._channels = {each: network.channel(each, lambda: ServerName(self._cluster)) for each in addresses}
         self._stubs: dict[str, Any] = {address: meta_pb2_grpc.MetaStub(channel) for address, channel in self._channels.items()}
         self._access_stubs: dict[str, Any] = {address: access_pb2_grpc.AccessStub(channel) for address, channel in self._channels.items()}
-        self._names = NamePatience(now_s, timing.unresolved_s)
+        self._patience = ReachPatience(now_s, timing.mistake_s)
         self._turns = itertools.cycle(addresses)
         self._address = next(self._turns)
 
@@ -90,24 +91,24 @@ class MetaserverCalls:
         address = self._address
         stubs = self._stubs if hasattr(self._stubs[address], method) else self._access_stubs
         call: Callable[..., Awaitable[Any]] = getattr(stubs[address], method)
-        self._names.tries(address)
+        self._patience.tries(address)
         try:
             answer = await call(request, timeout=timeout_s)
-            self._names.found(address)
+            self._patience.reached(address)
             self._cluster = self._cluster or getattr(answer, "cluster", "")
             return answer
         except grpc.RpcError as cause:
             failure = typed_error(cause, address)
             if is_answer(cause):
-                self._names.found(address)
+                self._patience.reached(address)
+            else:
+                self._patience.failed(address, failure)
             if unreachable is not None and not is_answer(cause):
                 unreachable[address] = failure
             # Of several calls that fail at the same time, one changes the server: two changes could lead back to it.
             if isinstance(failure, Unavailable) and self._address == address:
                 self.turn()
-            if isinstance(failure, NameUnresolved) and self._names.is_over(self._channels):
-                raise UnknownHost(failure.message) from cause
-            raise failure from cause
+            raise self._patience.judged(failure, self._channels) from cause
 
     def turn(self) -> None:
         """Use the next metaserver from now on."""

@@ -32,13 +32,13 @@ from qmq.errors import (
     CallerError,
     ClientClosed,
     LaneLost,
+    NeverReached,
     NotConnected,
     NotMaster,
     OrderMismatch,
     QmqError,
     Unavailable,
     UnknownConsumer,
-    UnknownHost,
 )
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
@@ -147,7 +147,7 @@ class SessionLoop(Generic[GrantedT]):
             except CallerError as failure:
                 refusals += 1
                 self.detach()
-                if isinstance(failure, ClientClosed | OrderMismatch | UnknownHost) or refusals > REFUSALS_MAX:
+                if isinstance(failure, ClientClosed | OrderMismatch | NeverReached) or refusals > REFUSALS_MAX:
                     self._user.refused(failure)
                     return
             except QmqError as failure:

@@ -22,11 +22,11 @@ from qmq.errors import (
     CorruptBatch,
     DeadlineExceeded,
     InvalidArgument,
+    NeverReached,
     NumberTaken,
     Outcome,
     QmqError,
     Unavailable,
-    UnknownHost,
     UnknownSubject,
 )
 
@@ -67,7 +67,7 @@ def rest_s(refusals: int, failure: QmqError) -> float:
 
 def pause_s(refusals: int, failure: QmqError) -> float:
     """As `rest_s` while a broker is busy or unreachable; rising to 30 s if an operator has to act."""
-    if isinstance(failure, Unavailable | CorruptBatch | UnknownHost):
+    if isinstance(failure, Unavailable | CorruptBatch | NeverReached):
         return rest_s(refusals, failure)
     return min(_PAUSE_S * 2.0 ** min(refusals, 10), PAUSE_S_MAX) * random.uniform(0.7, 1.0)  # noqa: S311 - jitter, not a secret
 

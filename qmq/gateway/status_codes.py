@@ -30,6 +30,7 @@ _CODES: Final[tuple[tuple[type[errors.QmqError], api.Code.ValueType], ...]] = (
     (errors.StaleDelivery, api.INVALID_RECEIPT_HANDLE),
     (errors.LaneLost, api.INVALID_RECEIPT_HANDLE),
     (errors.MessagesExpired, api.OFFSET_NOT_FOUND),
+    (errors.NeverReached, api.PROXY_TIMEOUT),
     (errors.CallerError, api.BAD_REQUEST),
     (errors.NoQuorum, api.HA_NOT_AVAILABLE),
     (errors.DeadlineExceeded, api.PROXY_TIMEOUT),

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from qmq.errors import InvalidArgument, NotConnected, QmqError, TlsFailed
+from qmq.errors import InvalidArgument, NotConnected, QmqError, TlsEnded, TlsFailed
 from qmq.security.contexts import environment_of
 
 if TYPE_CHECKING:
@@ -188,7 +188,8 @@ class Credentials:
 
 def tls_failed(address: str, reason: object) -> TlsFailed:
     """The error for a connection that failed because of TLS, with what to do about this reason."""
-    return TlsFailed(f"no TLS with {address}: {reason}. {_what_to_do(str(reason))}")
+    kind = TlsFailed if _IS_CERTAIN.search(str(reason)) else TlsEnded
+    return kind(f"no TLS with {address}: {reason}. {_what_to_do(str(reason))}")
 
 
 def _what_to_do(reason: str) -> str:
@@ -208,6 +209,8 @@ _ADVICE: Final = (
     (re.compile("certificate purpose"), "The server shows the certificate of a client: give it one of `qmq cert server`"),
     (re.compile("CERTIFICATE_VERIFY_FAILED"), f"{CA_VARIABLE} must name the CA that signed the server's certificate"),
 )
+_IS_CERTAIN: Final = re.compile("CERTIFICATE|VERSION|ALERT|PACKET|HTTP_REQUEST|Hostname Verification")
+"""What a reason says if TLS itself has failed, and not only the connection under it."""
 _ASK_ALL: Final = (
     f"Does {CA_VARIABLE} name the CA that signed the server's certificate, is the server's name in that certificate, and does the server"
     " speak TLS?"
@@ -226,4 +229,4 @@ def ended_unheard(address: str, files: Tls | None) -> QmqError:
         advice = f"does it take only clients with a certificate? {CERT_VARIABLE} and {KEY_VARIABLE} name one"
     else:
         advice = f"does it refuse the certificate {files.cert}? A CA that the server trusts must have signed it, and it must be valid now"
-    return TlsFailed(f"{address} ended the connection behind the handshake of TLS: {advice}")
+    return TlsEnded(f"{address} ended the connection behind the handshake of TLS: {advice}")

@@ -34,6 +34,7 @@ from qmq.errors import (
     DelayTooLong,
     InvalidArgument,
     MessageTooLarge,
+    NeverReached,
     OrderMismatch,
     QmqError,
 )
@@ -69,7 +70,7 @@ class Fates:
 
 def is_final(error: QmqError) -> bool:
     """Whether sending the message again unchanged will not help."""
-    return isinstance(error, CallerError) and not isinstance(error, ClientClosed | BufferFull)
+    return isinstance(error, CallerError) and not isinstance(error, ClientClosed | BufferFull | NeverReached)
 
 
 def slices(messages: Sequence[OutboxMessage], places: Sequence[int]) -> Iterator[list[int]]:

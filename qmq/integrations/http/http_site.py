@@ -39,6 +39,7 @@ STATUSES: Final[tuple[tuple[type[qmq.QmqError], int], ...]] = (
     (errors.QuotaExceeded, 429),
     (errors.BufferFull, 429),
     (errors.ClientClosed, 503),
+    (errors.NeverReached, 503),
     (errors.CallerError, 400),
 )
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import cli_process
 import pytest
+from first_calls import CALLS, KnownMasters
 from support import node_config, running
 
 import qmq
@@ -24,42 +24,10 @@ from qmq.client.client_timing import ClientTiming
 from qmq.client.links import Links
 from qmq.client.route_book import Master
 from qmq.errors import NameUnresolved, QmqError, UnknownHost
-from qmq.network import NamePatience
 
 NOWHERE = "nowhere.invalid"
-PATIENCE_S = ClientTiming().unresolved_s
-SHORT = ClientTiming(unresolved_s=0.2)
-Call = Callable[[qmq.Client], Awaitable[object]]
-
-
-async def consume(mq: qmq.Client) -> object:
-    return await anext(mq.consumer("s", group="g"))
-
-
-async def consume_ordered(mq: qmq.Client) -> object:
-    return await anext(mq.ordered_consumer("keys", group="g"))
-
-
-async def browse(mq: qmq.Client) -> object:
-    return [each async for each in mq.browse("s")]
-
-
-async def produce(mq: qmq.Client) -> object:
-    producer = mq.producer("s")
-    ticket = producer.send(b"x")
-    await producer.flush()
-    return await ticket
-
-
-CALLS: dict[str, Call] = {
-    "send": lambda mq: mq.send("s", b"x"),
-    "send delayed": lambda mq: mq.send("s", b"x", delay=timedelta(hours=1)),
-    "send ordered": lambda mq: mq.send("keys", b"x", key="k"),
-    "produce": produce,
-    "consume": consume,
-    "consume ordered": consume_ordered,
-    "browse": browse,
-}
+PATIENCE_S = ClientTiming().mistake_s
+SHORT = ClientTiming(mistake_s=0.2)
 
 
 @asynccontextmanager
@@ -137,39 +105,9 @@ class Clock:
         return self.now_s
 
 
-def test_patience_ends_for_names_that_never_had_an_address_and_only_then() -> None:
-    clock = Clock()
-    names = NamePatience(clock, PATIENCE_S)
-    names.tries("a:1")
-    clock.now_s += PATIENCE_S - 0.1
-    names.tries("a:1")
-    assert not names.is_over(["a:1"])
-    clock.now_s += 0.1
-    assert names.is_over(["a:1"])
-    assert not names.is_over(["a:1", "b:1"]), "another one was not tried"
-    names.found("a:1")
-    names.tries("a:1")
-    clock.now_s += 10 * PATIENCE_S
-    assert not names.is_over(["a:1"]), "it had an address, so DNS is away"
-
-
-class Masters:
-    """A locator that knows all masters."""
-
-    def __init__(self, masters: dict[str, Master]) -> None:
-        self._masters = masters
-
-    async def master(self, _subject: str, group: str) -> Master:
-        return self._masters[group]
-
-    async def close(self) -> None: ...
-
-    def doubt(self, *_: object) -> None: ...
-
-
 async def test_a_client_that_reached_a_broker_waits_on_and_logs_the_name_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with running(node_config(tmp_path)) as node:
-        locator: Any = Masters({"good": Master(node.data_address, 1), "lost": Master(f"{NOWHERE}:1", 1)})
+        locator: Any = KnownMasters({"good": Master(node.data_address, 1), "lost": Master(f"{NOWHERE}:1", 1)})
         clock = Clock()
         links = Links(locator, "c", now_s=clock)
 
