@@ -12,16 +12,21 @@ At a port without TLS that only this machine reaches, gRPC accepts the connectio
     connections beyond `connections_max`                        closed immediately
     an address with the most of `connections_max`               through the relay, loses its most silent one to another address
     calls beyond `calls_max`                                    refused immediately (Overloaded)
+    messages that are not whole, beyond `unfinished`            through the relay, the address with the most loses a connection
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Final, Self
 
 from qmq.file_descriptors import connections_max, limit
+from qmq.limits import MIB
 from qmq.security.principal import RpcPeers
+from qmq.strangers import StrangerBounds
+
+UNFINISHED: Final = StrangerBounds(places=10_000, bytes_max=256 * MIB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,8 @@ class RpcBounds:
     ping_ms: int = 60_000
     """The server pings a connection with a call under way after this time of silence; gRPC's default is two hours."""
     ping_timeout_ms: int = 20_000
+    unfinished: StrangerBounds = UNFINISHED
+    """The messages that gRPC holds because they are not whole yet, of all calls together (`qmq.security.unfinished_messages`)."""
 
     def fitting(self, descriptors: int) -> Self:
         """These bounds, with no more connections than this process's file descriptors allow, by the number that each takes."""

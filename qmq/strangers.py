@@ -87,7 +87,8 @@ class Strangers:
         """End the strangers whose time is over. Call this from time to time."""
         now_s = self._now_s()
         for who, each in list(self._all.items()):
-            if now_s - each.came_s >= self._bounds.time_s + each.bytes / BYTES_PER_S:
+            is_late = now_s - each.came_s >= self._bounds.time_s + each.bytes / BYTES_PER_S
+            if is_late and who in self._all:  # the end of one may be that of others
                 self._end(who)
 
     def owes_s(self, address: str) -> float:

@@ -15,6 +15,8 @@ A port that also accepts plain text (`RpcDoor.takes_plaintext`) passes such conn
 
 A connection takes three descriptors: one of the peer, and both ends of the socket.
 
+What passes is counted (`qmq.security.unfinished_messages`): messages that are not whole, which gRPC holds, take bounded memory and time.
+
 Bytes that one side has not read yet wait in the kernel and in a bounded buffer for each direction (asyncio's marks). Meanwhile nothing is
 read from the other side. When one side ends, the other is closed after gRPC's last answer is sent, or after 30 s (asyncio's time
 for closing TLS).
@@ -40,7 +42,8 @@ from qmq.security.principal import CertificateNames, RpcPeer
 from qmq.security.quotas import RateMeter
 from qmq.security.tls import RPC_ALPN, Credentials
 from qmq.security.tls_listener import TlsListener, listening_at
-from qmq.strangers import network_of
+from qmq.security.unfinished_messages import UnfinishedMessages
+from qmq.strangers import Strangers, network_of
 from qmq.text_numbers import joined
 
 if TYPE_CHECKING:
@@ -52,6 +55,7 @@ log = logging.getLogger("qmq.security")
 
 _SOCKET: Final = "grpc"
 _NUMBER_MAX: Final = 1 << 63
+LATE_LOOK_S: Final = 1.0
 SILENCE_S: Final = 10.0
 """How long nothing more is logged when peers cannot be passed on."""
 
@@ -63,6 +67,7 @@ class _NearEnd(asyncio.Protocol):
         self._connection = connection
 
     def data_received(self, data: bytes) -> None:
+        self._connection.messages.answered(data)
         self._connection.peer.write(data)
 
     def pause_writing(self) -> None:
@@ -81,6 +86,7 @@ class RelayedConnection(asyncio.Protocol):
     peer: asyncio.Transport
     network: str
     """Whom the connection counts for."""
+    messages: UnfinishedMessages
 
     def __init__(self, relay: RpcRelay) -> None:
         self._relay = relay
@@ -93,6 +99,7 @@ class RelayedConnection(asyncio.Protocol):
         self.peer = cast("asyncio.Transport", transport)  # uvloop's transports are not subclasses of asyncio's
         self.peer.pause_reading()
         self.network = network_of(self.peer.get_extra_info("peername")[0])
+        self.messages = UnfinishedMessages(self._relay.unfinished, self.network, self.peer.abort)
         self._relay.remember(self)
         self._opening = asyncio.ensure_future(self._open())
 
@@ -109,6 +116,9 @@ class RelayedConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._relay.heard(self)
+        self.messages.sent(data)
+        if self.messages.is_over:
+            return
         if self._near is not None:
             self._near.write(data)
             return
@@ -124,6 +134,7 @@ class RelayedConnection(asyncio.Protocol):
             self._near.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.messages.over()
         self._relay.forget(self)
         if self._opening is not None:
             self._opening.cancel()
@@ -148,6 +159,9 @@ class RpcRelay(RpcPort):
         self._numbers = count()
         self._names: dict[RelayedConnection, str] = {}
         self._handshakes = RateMeter(door.bounds.handshakes_per_s, asyncio.get_running_loop().time())
+        self.unfinished = Strangers(door.bounds.unfinished, asyncio.get_running_loop().time)
+        """The messages of all connections that are not whole yet."""
+        self._ending: asyncio.Task[None] | None = None
         self._listener: TlsListener | None = None
         self._silent_until_s = 0.0
         self._has_stopped = False
@@ -179,6 +193,12 @@ class RpcRelay(RpcPort):
             alpn=RPC_ALPN,
             takes_plaintext=self._door.takes_plaintext,
         )
+        self._ending = asyncio.create_task(self._end_late())
+
+    async def _end_late(self) -> None:
+        while True:
+            self.unfinished.end_late()
+            await asyncio.sleep(LATE_LOOK_S)
 
     @property
     def is_paused(self) -> bool:
@@ -263,6 +283,8 @@ class RpcRelay(RpcPort):
 
     async def stop(self, grace_s: float | None) -> None:
         self._has_stopped = True
+        if self._ending is not None:
+            self._ending.cancel()
         if self._listener is not None:
             self._listener.close()
         await super().stop(grace_s)
