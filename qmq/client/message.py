@@ -45,7 +45,7 @@ class Settler(Protocol):
 class Decoded:
     """A batch that decodes each column at its first use. All messages of the batch share it."""
 
-    __slots__ = ("_columns", "_unreadable", "decoded", "server", "view")
+    __slots__ = ("__weakref__", "_columns", "_unreadable", "decoded", "server", "view")
 
     def __init__(self, view: BatchView, server: str | None = None) -> None:
         self.view = view

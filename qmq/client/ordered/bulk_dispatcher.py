@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from qmq_ordering.route import LpRange
 
+from qmq import limits
 from qmq.client.ordered.lane_core import LaneState
 from qmq.client.ordered.ordered_message import LaneSource
 from qmq.client.ordered.ordered_messages import MessageRun, OrderedMessages
@@ -32,15 +33,23 @@ class BulkDispatcher:
         self._lanes.setdefault(lane, deque()).extend(runs)
 
     def take(self, messages_max: int) -> list[MessageRun]:
-        """The next slice, up to `messages_max` messages of one lane, which counts as handed out from now on. Empty if there is none."""
+        """The next slice, up to `messages_max` messages of one lane, which counts as handed out from now on. Empty if there is none.
+
+        A slice ends with the batch that reaches `PULL_BYTES_MAX` of decompressed bodies: what came as a few bytes may be large then.
+        """
         lane = next(filter(self._may_give, self._lanes), None)
         if lane is None:
             return []
         waiting = self._lanes.pop(lane)
         taken: list[MessageRun] = []
-        room = messages_max
+        room, room_bytes = messages_max, limits.PULL_BYTES_MAX
         while room and waiting and waiting[0].cell.state is LaneState.WAITING:
-            run = waiting.popleft()
+            run = waiting[0]
+            if not taken or taken[-1].batch is not run.batch:
+                if room_bytes <= 0:
+                    break
+                room_bytes -= run.batch.view.bodies_bytes
+            waiting.popleft()
             if len(run.indices) > room:
                 waiting.appendleft(run.split(room))
             lane.core.begin(run.cell)

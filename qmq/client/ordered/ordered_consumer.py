@@ -40,6 +40,7 @@ from qmq import limits
 from qmq.client.backlog import ignored
 from qmq.client.consumer import default_name
 from qmq.client.links import Links
+from qmq.client.ordered.decompressed_batches import DecompressedBatches
 from qmq.client.ordered.lane_core import ATTEMPTS_MAX, FailurePolicy
 from qmq.client.ordered.lane_inbox import LaneInbox
 from qmq.client.ordered.lane_membership import LaneMembership, Member, Sync
@@ -111,6 +112,7 @@ class OrderedConsumer:
         self._inbox = LaneInbox(self.name)
         self._settle_clock = SettleClock(self._loop)
         self._pull_writes = PullWrites(lambda: len(self._readers))
+        self._decompressed = DecompressedBatches(prefetch_bytes)
         self._by_key, self._in_bulk = self._inbox.by_key, self._inbox.in_bulk
         self._readers: list[LaneReader] = []
         """The readers of the assigned lanes. A reader starts when no overlapping lane is held any more."""
@@ -171,8 +173,7 @@ class OrderedConsumer:
         message = self._by_key.take()
         if message is None:
             return None
-        if not message.body and (failure := message.open()) is not None:
-            message.fail(error=failure)
+        if not message.body and not self._is_opened(message):
             return None
         if inbox.waiting and inbox.woken is None:  # `notify_next` without another call: this runs for every message
             inbox.notify()
@@ -191,8 +192,8 @@ class OrderedConsumer:
         self._inbox.notify()  # the change may be news for another waiter, too
 
     async def pull(self, messages_max: int = 1000, wait: timedelta = timedelta(seconds=20)) -> OrderedMessages:
-        """Up to `messages_max` consecutive messages of one lane; empty if none came within `wait`. Settle them with `ack`, `ack_later` or
-        `fail`; until then their lane hands out nothing else. Lanes take turns.
+        """Up to `messages_max` consecutive messages of one lane, and fewer if their bodies have 8 MiB; empty if none came within `wait`.
+        Settle them with `ack`, `ack_later` or `fail`; until then their lane hands out nothing else. Lanes take turns.
 
         Raises MessagesExpired, LogDamaged, UnknownSubject, OrderMismatch, ClientClosed; InvalidArgument if the consumer reads one by one,
         or parks keys.
@@ -355,8 +356,7 @@ class OrderedConsumer:
         while True:
             self._check_open()
             message = None if self.is_paused else self._by_key.take()
-            if message is not None and not message.body and (failure := message.open()) is not None:
-                message.fail(error=failure)
+            if message is not None and not message.body and not self._is_opened(message):
                 continue
             if message is not None:
                 self._inbox.notify_next()
@@ -364,6 +364,15 @@ class OrderedConsumer:
             self._start_running()
             await self._inbox.wait()
             self._turn.begin()
+
+    def _is_opened(self, message: OrderedMessage) -> bool:
+        """Read the body of a message that is to be handed out. False if it cannot be decompressed: then the message has failed."""
+        failure = message.open()
+        if failure is not None:
+            message.fail(error=failure)
+        elif message.body:
+            self._decompressed.used(message.batch)
+        return failure is None
 
     def _check_open(self) -> None:
         if self._is_closing or self._links.is_closed:

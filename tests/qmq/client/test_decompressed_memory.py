@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -9,7 +10,7 @@ from support import memory_at_most
 
 import qmq
 from qmq.client.group_reading import reading_of
-from qmq.limits import MIB
+from qmq.limits import KIB, MIB
 from qmq.node.dev_node import Node
 
 COUNT = 80
@@ -52,3 +53,35 @@ async def test_a_reading_hands_out_a_bounded_part_and_loses_nothing(mq: qmq.Clie
                 attempts.append(each.attempt)
     assert (attempts, reading.unsettled) == ([1] * COUNT, COUNT)
     await reading.close()
+
+
+async def test_a_bulk_pull_of_an_ordered_subject_is_bounded_when_it_is_decompressed(mq: qmq.Client) -> None:
+    await mq.metadata.create_subject(qmq.SubjectConfig("ordered", order=qmq.Order.STRICT, logical_partitions=1))
+    async with mq.ordered_producer("ordered", compression="zstd") as producer:
+        for number in range(COUNT):
+            await producer.send(bytes(MIB), key=str(number))
+    sizes: list[int] = []
+    async with mq.ordered_consumer("ordered", "g", ack="explicit") as consumer:
+        with memory_at_most(24 * MIB):
+            while len(sizes) < COUNT:
+                pulled = await consumer.pull(1000)
+                sizes += map(len, pulled.bodies)
+                await pulled.ack()
+                del pulled
+    assert sizes == [MIB] * COUNT
+
+
+async def test_messages_that_wait_for_their_key_do_not_keep_their_batches_decompressed(mq: qmq.Client) -> None:
+    await mq.metadata.create_subject(qmq.SubjectConfig("ordered", order=qmq.Order.STRICT, logical_partitions=1))
+    keys = [key for number in range(6 * COUNT) for key in (str(number), "slow")]
+    async with mq.ordered_producer("ordered", compression="zstd") as producer:
+        await asyncio.gather(*(producer.send(bytes(64 * KIB), key=key) for key in keys))
+    done: set[str] = set()
+    async with mq.ordered_consumer("ordered", "g", ack="explicit", prefetch_bytes=8 * MIB) as consumer:
+        with memory_at_most(24 * MIB):
+            async for message in consumer:
+                if message.key != "slow":
+                    done.add(message.key)
+                    await message.ack()
+                if len(done) == 6 * COUNT:
+                    break
