@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any, Final, Protocol
 
+from qmq import limits
 from qmq.client.consumer import Consumer
 from qmq.client.listening.stop_signal import Stop, failure_of, finish, wait_for_first
 from qmq.client.message import Message, Messages
@@ -151,13 +152,23 @@ class Batches:
         try:
             now_s = asyncio.get_running_loop().time
             until_s = now_s() + self._wait_s
-            while len(found) < self._count and (left_s := until_s - now_s()) > 0 and not self._stop.wanted.is_set():
-                found += await self._consumer.pull(self._count - len(found), min(timedelta(seconds=left_s), _GLANCE))
+            size = _bytes_of(found)
+            while self._has_room(found, size) and (left_s := until_s - now_s()) > 0 and not self._stop.wanted.is_set():
+                more = list(await self._consumer.pull(self._count - len(found), min(timedelta(seconds=left_s), _GLANCE)))
+                size += _bytes_of(more)
+                found += more
         finally:
             self._is_free.release()
         for each in found:
             each.is_settled = self._is_most_once
         return found
+
+    def _has_room(self, found: list[Message], size: int) -> bool:
+        return len(found) < self._count and size < limits.PULL_BYTES_MAX
+
+
+def _bytes_of(messages: list[Message]) -> int:
+    return sum([len(each.body) for each in messages])
 
 
 class Runs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import timedelta
 
 import pytest
 from support import memory_at_most
@@ -85,3 +86,17 @@ async def test_messages_that_wait_for_their_key_do_not_keep_their_batches_decomp
                     await message.ack()
                 if len(done) == 6 * COUNT:
                     break
+
+
+async def test_a_listeners_batch_is_bounded_when_it_is_decompressed(mq: qmq.Client) -> None:
+    sizes: list[int] = []
+
+    @mq.listener("zeros", group="g", batch=(1000, timedelta(seconds=2)), concurrency=1)
+    async def handler(bodies: list[bytes]) -> None:
+        sizes.extend(map(len, bodies))
+        if len(sizes) == COUNT:
+            mq.stop()
+
+    with memory_at_most(40 * MIB):
+        await mq.run()
+    assert sizes == [MIB] * COUNT
