@@ -17,7 +17,9 @@ import asyncio
 import ipaddress
 import os
 import socket
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -278,9 +280,38 @@ async def require_resolvable(host: str) -> None:
         return  # asking for it would cost each connection a turn of a thread
     try:
         async with asyncio.timeout(RESOLVE_S):
-            await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            await asyncio.wrap_future(_resolved(host))
     except TimeoutError:
         raise socket.gaierror(socket.EAI_AGAIN, "DNS does not answer") from None
+
+
+_ASKED: Final[dict[str, Future[None]]] = {}
+"""The names for whose addresses a thread asks at the moment."""
+os.register_at_fork(after_in_child=_ASKED.clear)
+
+
+def _resolved(host: str) -> Future[None]:
+    """Whether a name has addresses. All callers share one thread for a name.
+
+    The system may ask a silent DNS for a minute, and a process that ends waits for the threads of its loop: so this thread is a daemon.
+    """
+    found = _ASKED.get(host)
+    if found is None:
+        found = _ASKED[host] = Future()
+        found.set_running_or_notify_cancel()  # one who stops waiting does not cancel it for others
+        threading.Thread(target=_ask, args=(host, found), name="qmq-resolve", daemon=True).start()
+    return found
+
+
+def _ask(host: str, found: Future[None]) -> None:
+    try:
+        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as cause:
+        _ASKED.pop(host, None)
+        found.set_exception(cause)
+    else:
+        _ASKED.pop(host, None)
+        found.set_result(None)
 
 
 def is_private(address: str, *, is_encrypted: bool) -> bool:

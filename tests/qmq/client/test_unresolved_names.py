@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -125,3 +127,20 @@ async def test_a_client_that_reached_a_broker_waits_on_and_logs_the_name_once(tm
         finally:
             await links.close()
     assert len([each for each in caplog.records if each.levelname == "WARNING" and NOWHERE in each.getMessage()]) == 1
+
+
+SILENT_DNS = """
+import asyncio, socket, threading
+from qmq import network
+network.RESOLVE_S = 0.1
+socket.getaddrinfo = lambda *_, **__: threading.Event().wait()
+try:
+    asyncio.run(network.require_resolvable("broker0.example"))
+except socket.gaierror as failure:
+    print(failure.strerror)
+"""
+
+
+def test_a_process_that_ends_does_not_wait_for_a_silent_dns() -> None:
+    found = subprocess.run([sys.executable, "-c", SILENT_DNS], capture_output=True, text=True, timeout=120, check=True)
+    assert found.stdout == "DNS does not answer\n"
