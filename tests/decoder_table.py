@@ -67,7 +67,6 @@ OTHERS: Final[dict[str, str]] = {
     "qmq.console.translation.patterns": "a file of the package",
     "qmq.console.wording.catalog": "a file of the package",
     "qmq.gateway.topic_sending.TopicSending._send_half": OWN,
-    "qmq.integrations.django.task_worker.handle": "a handler: the listener counts the attempt of its message alone",
     "qmq.integrations.kombu.envelope.due_of": "the sender's own task, before it is stored",
     "qmq.integrations.taskiq.QmqBroker.kick": "the sender's own task, before it is stored",
     "qmq.operations.finding.size_in_words": NUMBER_ALREADY,

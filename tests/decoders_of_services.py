@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 from kombu.transport import virtual
 from task_workers import run_in_celery, run_in_dramatiq
 
+import qmq
 from qmq import errors
 from qmq.client import payloads
 from qmq.client.delayed_message import DelayedMessage
@@ -40,6 +41,7 @@ from qmq.gateway.gateway_credentials import GatewayCredentials
 from qmq.gateway.invisible_messages import ReceiptHandle
 from qmq.gateway.status_codes import Refused
 from qmq.integrations import cloud_event, dramatiq, server_sent_events, taskiq
+from qmq.integrations.django.task_ids import task_id
 from qmq.integrations.faststream import faststream_messages
 from qmq.integrations.http import http_requests, http_site
 from qmq.integrations.kombu import envelope
@@ -416,6 +418,14 @@ TASKS: Final = (
         (DecodeError,),
         ("qmq.integrations.dramatiq.decoded",),
         always=values.each_change(DRAMATIQ),
+    ),
+    Decoder(
+        "Django: a task's message",
+        values.BYTES | st.text("0aZ", min_size=32, max_size=32).map(str.encode),
+        lambda body: shown(task_id(body)),
+        (qmq.Reject,),
+        ("qmq.integrations.django.task_ids.task_id",),
+        always=(*values.BYTE_EXAMPLES, b"a" * 32, b"\xff" * 32, b"\x00" * 32, "\u00b2".encode() * 16),
     ),
     Decoder(
         "FastStream: a message",

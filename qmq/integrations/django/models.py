@@ -6,11 +6,10 @@ from typing import Final
 
 from django.db import models
 
+from qmq.integrations.django.task_ids import ID_CHARS
 from qmq.sql.outbox_tables import ASIDE, TABLE, WAITING
 
 STATES: Final = ((WAITING, "waiting"), (ASIDE, "set aside"))
-ID_CHARS: Final = 32
-"""The length of a task's id."""
 
 
 class OutboxEntry(models.Model):

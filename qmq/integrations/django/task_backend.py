@@ -17,7 +17,7 @@ from django.db import router, transaction
 from django.utils import timezone
 from django.utils.crypto import get_random_string
 
-from qmq.integrations.django.models import ID_CHARS, TaskRecord
+from qmq.integrations.django.models import TaskRecord
 from qmq.integrations.django.sending import send
 from qmq.integrations.django.site_settings import SiteSettings
 from qmq.integrations.django.task_api import (
@@ -27,6 +27,7 @@ from qmq.integrations.django.task_api import (
     normalize_json,
     task_enqueued,
 )
+from qmq.integrations.django.task_ids import ID_CHARS
 from qmq.integrations.django.task_results import result_of, task_of
 
 OPTIONS: Final = {"subject", "group"}

@@ -13,6 +13,7 @@ from django.utils import timezone
 import qmq
 from qmq.integrations.django.models import TaskRecord
 from qmq.integrations.django.task_api import TaskContext, normalize_json, task_backends, task_finished, task_started
+from qmq.integrations.django.task_ids import task_id
 from qmq.integrations.django.task_results import result_of, set_failed, set_started, set_successful, task_of
 
 logger = logging.getLogger(__name__)
@@ -21,9 +22,10 @@ logger = logging.getLogger(__name__)
 def handle(message: qmq.Message) -> None:
     """Run the task that a message names, and acknowledge the message. A task that raises is not run again, as in Django's own backends.
 
-    Raises ImportError if this process does not have the task's function: the message is retried, and ends as a dead letter.
+    Raises qmq.Reject for a message that no backend sent, and ImportError if this process does not have the task's function. Either ends as
+    a dead letter, the latter after the group's attempts.
     """
-    identifier = message.body.decode()
+    identifier = task_id(message.body)
     using = router.db_for_write(TaskRecord)
     record = TaskRecord.objects.using(using).filter(id=identifier).first()
     if record is None:

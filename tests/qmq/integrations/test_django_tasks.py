@@ -219,7 +219,9 @@ def test_a_finished_task_does_not_run_again_and_a_broken_one_does(tasks: Any, ba
         handle(Message(result.id))  # type: ignore[arg-type]
     result.refresh()
     assert (result.status, result.attempts) == ("SUCCESSFUL", 2)
-    handle(Message("a row that was deleted"))  # type: ignore[arg-type]
+    handle(Message(32 * "d"))  # type: ignore[arg-type]  # its row was deleted
+    with pytest.raises(qmq.Reject):
+        handle(Message("of another program"))  # type: ignore[arg-type]
 
 
 def test_a_path_that_names_no_task_is_not_run(project: str, backend: Any) -> None:
