@@ -108,26 +108,30 @@ class Server:
 
 def cpu_s(pids: list[int]) -> float:
     """CPU time of processes and their children."""
-    found = 0
+    return sum(cpu_by_process(pids).values())
+
+
+def cpu_by_process(pids: list[int]) -> dict[int, float]:
+    """The same, by process."""
+    found: dict[int, float] = {}
     for pid in _tree(pids):
         with suppress(OSError):
             words = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-            found += int(words[11]) + int(words[12])
-    return found * TICK_S
-
-
-def _tree(pids: list[int]) -> list[int]:
-    found: list[int] = []
-    while pids:
-        found += pids
-        pids = [child for pid in pids for child in _children(pid)]
+            found[pid] = (int(words[11]) + int(words[12])) * TICK_S
     return found
 
 
-def _children(pid: int) -> list[int]:
-    with suppress(OSError):
-        return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
-    return []
+def _tree(pids: list[int]) -> list[int]:
+    """Processes with their children, and theirs. Parents name children by thread, and a thread may end meanwhile: children name parents."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            children.setdefault(int(path.read_text().rsplit(")", 1)[1].split()[1]), []).append(int(path.parent.name))
+    found: list[int] = []
+    while pids:
+        found += pids
+        pids = [child for pid in pids for child in children.get(pid, ())]
+    return found
 
 
 @contextmanager

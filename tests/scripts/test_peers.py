@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -122,3 +125,13 @@ def test_a_real_node_is_measured_and_all_that_it_acknowledged_arrives(row: Row, 
     assert found["messages/s"] > 0
     assert (found["lost"], found["twice"]) == (0, 0)
     assert ("p99, ms" in found) is (row.producer == "paced")
+
+
+def test_all_descendants_of_a_process_are_counted() -> None:
+    with subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as shell:
+        assert shell.stdout is not None
+        child = int(shell.stdout.readline())
+        try:
+            assert set(servers.cpu_by_process([shell.pid])) == {shell.pid, child}
+        finally:
+            os.kill(child, signal.SIGTERM)
