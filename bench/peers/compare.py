@@ -14,7 +14,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from fetch import cache_folder, fetch_all, versions
 from rows import ROWS, Row
 from servers import PEERS, Missing, Peer, Server
 from session import Session, Times
+from spark_rows import SPARK_ROWS, SYSTEMS, SparkRow, measure_spark
 
 ROOT: Final = Path(__file__).parents[2]
 ISOLATED: Final = "QMQ_PEERS_ISOLATED"
@@ -40,9 +42,9 @@ Found = dict[str, dict[str, list[verdict.Figures]]]
 class Comparison:
     """The runs so far. `missing`: (system, row) and why it has no figure. `turns`: (run, system) that are whole."""
 
-    def __init__(self, rows: Sequence[Row], python: Path, times: Times) -> None:
-        self._rows, self._python, self._times = rows, python, times
-        self.found: Found = {LIFE: {}, **{row.name: {} for row in rows}}
+    def __init__(self, rows: Sequence[Row], spark_rows: Sequence[SparkRow], python: Path, times: Times) -> None:
+        self._rows, self._spark_rows, self._python, self._times = rows, spark_rows, python, times
+        self.found: Found = {LIFE: {}, **{row.name: {} for row in (*rows, *spark_rows)}}
         self.missing: dict[str, str] = {}
         self.turns: list[list[Any]] = []
 
@@ -50,7 +52,7 @@ class Comparison:
         """Continue what was written."""
         self.found, self.missing, self.turns = whole["rows"], whole["missing"], whole["turns"]
 
-    def measure(self, peer: Peer, cache: Path) -> None:
+    def measure(self, peer: Peer, cache: Path, _: int) -> None:
         """All rows once: on one server, on one that flushes, and on new ones for the rows that want these."""
         wanted = [row for row in self._rows if not row.needs or row.needs in peer.offers]
         shared = [row for row in wanted if not row.fresh and not row.is_flushed]
@@ -59,13 +61,28 @@ class Comparison:
             if rows:
                 self._on_a_server(peer, cache, rows)
 
+    def measure_spark(self, cache: Path, run: int) -> None:
+        """Spark's rows once."""
+
+        def tell(row: str, system: str, told: verdict.Figures | Exception) -> None:
+            if isinstance(told, Exception):
+                self._leave_out(system, row, told)
+            else:
+                self._keep(system, row, told)
+
+        if self._spark_rows:
+            try:
+                measure_spark(self._spark_rows, cache, self._python, self._times, run, tell)
+            except (RuntimeError, KeyError) as failure:
+                self._leave_out("Spark", "every row", failure)
+
     def _on_a_server(self, peer: Peer, cache: Path, rows: Sequence[Row]) -> None:
         is_flushed = rows[0].is_flushed
         begin_s = time.monotonic()
         try:
             server = peer.start(cache, is_flushed)
         except (Missing, RuntimeError) as failure:
-            self._leave_out(peer, "every row", failure)
+            self._leave_out(peer.name, "every row", failure)
             return
         try:
             ready_s = time.monotonic() - begin_s
@@ -76,9 +93,9 @@ class Comparison:
                 try:
                     figures = session.measure(row, self._times)
                 except (Missing, RuntimeError, KeyError) as failure:
-                    self._leave_out(peer, row.name, failure)
+                    self._leave_out(peer.name, row.name, failure)
                 else:
-                    self._keep(peer, row.name, figures)
+                    self._keep(peer.name, row.name, figures)
         finally:
             server.stop()
 
@@ -88,21 +105,21 @@ class Comparison:
         try:
             session.fill(MILLION if "disk" in peer.offers else MILLION // 10, 100)
         except RuntimeError as failure:
-            self._leave_out(peer, LIFE, failure)
+            self._leave_out(peer.name, LIFE, failure)
             return
-        self._keep(peer, LIFE, {**figures, "after messages, MiB": server.memory_mib()})
+        self._keep(peer.name, LIFE, {**figures, "after messages, MiB": server.memory_mib()})
 
     def whole(self, said: Mapping[str, Any], runs: int) -> dict[str, Any]:
         return {**said, "runs": runs, "rows": self.found, "missing": self.missing, "turns": self.turns}
 
-    def _keep(self, peer: Peer, row: str, figures: verdict.Figures) -> None:
-        self.found[row].setdefault(peer.name, []).append(figures)
+    def _keep(self, system: str, row: str, figures: verdict.Figures) -> None:
+        self.found[row].setdefault(system, []).append(figures)
         said = ", ".join(f"{name} {value:,.6g}" for name, value in figures.items())
-        sys.stderr.write(f"{peer.name}: {row}: {said}\n")
+        sys.stderr.write(f"{system}: {row}: {said}\n")
 
-    def _leave_out(self, peer: Peer, row: str, failure: Exception) -> None:
-        self.missing[f"{peer.name}: {row}"] = str(failure).strip() or repr(failure)
-        sys.stderr.write(f"{peer.name}: {row} is left out: {failure}\n")
+    def _leave_out(self, system: str, row: str, failure: Exception) -> None:
+        self.missing[f"{system}: {row}"] = str(failure).strip() or repr(failure)
+        sys.stderr.write(f"{system}: {row} is left out: {failure}\n")
 
 
 def turns(runs: int, systems: Sequence[str]) -> list[tuple[int, str]]:
@@ -145,37 +162,49 @@ def options() -> argparse.Namespace:
     return found.parse_args()
 
 
+def is_named(name: str, parts: Sequence[str] | None) -> bool:
+    """Whether the name contains one of these, if any are given."""
+    return not parts or any(part.lower() in name.lower() for part in parts)
+
+
 def main() -> int:
     chosen = options()
     is_part = chosen.runs < RUNS_MIN or chosen.seconds < 5 or chosen.peer or chosen.row
     if chosen.record and (is_part or git("status", "--porcelain", "--", *MEASURED)):
         sys.stderr.write(f"--record wants {RUNS_MIN} runs or more of all rows and systems, of 5 s or more, of committed code\n")
         return 2
-    wanted = [peer for peer in PEERS if not chosen.peer or any(part.lower() in peer.name.lower() for part in chosen.peer)]
-    rows = [row for row in ROWS if not chosen.row or any(part in row.name for part in chosen.row)]
+    wanted = [peer for peer in PEERS if is_named(peer.name, chosen.peer)]
+    rows = [row for row in ROWS if is_named(row.name, chosen.row)]
+    spark_rows = [row.of([system for system in row.ways if is_named(system, chosen.peer)]) for row in SPARK_ROWS]
+    spark_rows = [row for row in spark_rows if row.ways and is_named(row.name, chosen.row)]
     cache = cache_folder()
     cache.mkdir(parents=True, exist_ok=True)
     python = fetch_all(cache)
     isolate()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # servers are stopped on the way out
-    comparison = Comparison(rows, python, Times(chosen.warm, chosen.seconds))
+    comparison = Comparison(rows, spark_rows, python, Times(chosen.warm, chosen.seconds))
     said = {
         "command": "scripts/bench --peers " + " ".join(sys.argv[1:]),
         "commit": git("rev-parse", "HEAD"),
         "machine": machine(),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "versions": versions(cache, python),
-        "systems": {peer.name: {"durability": peer.durability, "settings": peer.settings} for peer in wanted},
+        "systems": {
+            **{peer.name: {"durability": peer.durability, "settings": peer.settings} for peer in wanted},
+            **{name: said for name, said in SYSTEMS.items() if any(name in row.ways for row in spark_rows)},
+        },
     }
     path = ROOT / "docs" / "peers.json" if chosen.record else chosen.json
     if chosen.record and path.exists():
         begun = json.loads(path.read_text())
         if is_same_tree(begun["commit"]) and all(begun[each] == said[each] for each in ("machine", "versions", "systems")):
             comparison.take_up(begun)
-    by_name = {peer.name: peer for peer in wanted}
-    for run, name in turns(chosen.runs, list(by_name)):
+    measures: dict[str, Callable[[int], None]] = {peer.name: partial(comparison.measure, peer, cache) for peer in wanted if rows}
+    if spark_rows:
+        measures["Spark"] = partial(comparison.measure_spark, cache)
+    for run, name in turns(chosen.runs, list(measures)):
         if [run, name] not in comparison.turns:
-            comparison.measure(by_name[name], cache)
+            measures[name](run)
             comparison.turns.append([run, name])
             if path:
                 path.write_text(json.dumps(comparison.whole(said, run + 1), indent=1) + "\n")

@@ -1,6 +1,6 @@
 """Fetches the peers into a cache folder outside the tree: servers from Maven Central and the Go module proxy, Python clients from PyPI.
 
-Redis and RabbitMQ come from the distribution (`apt-get install redis-server rabbitmq-server`). Versions are pinned here, in the two Maven
+Redis and RabbitMQ come from the distribution (`apt-get install redis-server rabbitmq-server`). Versions are pinned here, in the Maven
 files, and in requirements.txt. What is in the cache already is not fetched again.
 """
 
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import venv
+from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +27,7 @@ def cache_folder() -> Path:
 
 
 def jars(cache: Path, name: str) -> Path | None:
-    """The folder of a Java server's class path; None without Maven and Java."""
+    """The folder with a Java class path; None without Maven and Java."""
     folder = cache / name
     if folder.is_dir():
         return folder
@@ -87,7 +88,7 @@ def clients(cache: Path) -> Path:
 
 def fetch_all(cache: Path) -> Path:
     """Fetch everything that runs on this machine. Returns the Python with the clients."""
-    for name in ("kafka", "rocketmq"):
+    for name in ("kafka", "rocketmq", "spark"):
         jars(cache, name)
     nats_server(cache)
     nats_client(cache)
@@ -101,6 +102,8 @@ def versions(cache: Path, python: Path) -> dict[str, str]:
         "Python": sys.version.split()[0],
         "kafka": _of_maven("kafka"),
         "RocketMQ": _of_maven("rocketmq"),
+        "PySpark": metadata.version("pyspark"),
+        "spark-sql-kafka": _of_maven("spark"),
         "nats-server": NATS_SERVER.rpartition("@v")[2],
     }
     for name, command in {

@@ -33,6 +33,7 @@ class Client:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=environment
         )
+        self.pid = self._process.pid
 
     def say(self, line: str) -> None:
         assert self._process.stdin is not None
@@ -43,14 +44,19 @@ class Client:
             raise RuntimeError(self._why()) from None
 
     def hear(self, name: str, timeout_s: float) -> Any:
-        """The next answer, which must have this name."""
+        """The value of the next answer, which must have this name."""
+        return self.hear_any(timeout_s)[name]
+
+    def hear_any(self, timeout_s: float) -> dict[str, Any]:
+        """The next answer."""
         assert self._process.stdout is not None
         late = threading.Timer(timeout_s, self._process.kill)
         late.start()
         try:
             for line in self._process.stdout:
                 if line.startswith("{"):
-                    return json.loads(line)[name]
+                    found: dict[str, Any] = json.loads(line)
+                    return found
         finally:
             late.cancel()
         raise RuntimeError(self._why())

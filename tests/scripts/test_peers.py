@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,11 @@ sys.path.append(str(Path(__file__).parents[2] / "bench" / "peers"))
 import compare
 import page
 import servers
+import spark_rows
 import verdict
 from rows import ROWS, Row
 from session import Session, Times
+from spark_rows import SPARK_ROWS, SparkRow, Stage
 
 ROOT = Path(__file__).parents[2]
 
@@ -100,7 +103,7 @@ def test_a_rocketmq_row_never_reads_what_warmed_the_server() -> None:
 
 
 def test_rows_have_names_of_their_own_and_needs_that_some_system_offers() -> None:
-    assert len({row.name for row in ROWS}) == len(ROWS)
+    assert len({row.name for row in (*ROWS, *SPARK_ROWS)}) == len(ROWS) + len(SPARK_ROWS)
     assert {row.needs for row in ROWS} - {""} <= servers.ALL
 
 
@@ -125,6 +128,92 @@ def test_a_real_node_is_measured_and_all_that_it_acknowledged_arrives(row: Row, 
     assert found["messages/s"] > 0
     assert (found["lost"], found["twice"]) == (0, 0)
     assert ("p99, ms" in found) is (row.producer == "paced")
+
+
+HASHES = 2**53 + 1
+"""The sum of a row, which a float does not hold."""
+
+
+class FakeJob:
+    """Stands for Spark's process. `forgets`: a format that loses one row of each write; `fails`: one that cannot be read."""
+
+    pid = 0
+
+    def __init__(self, forgets: str = "", fails: str = "") -> None:
+        self.asked: list[tuple[str, str]] = []
+        self._forgets, self._fails = forgets, fails
+        self._stored: dict[tuple[str, str], int] = {}
+        self._answer: dict[str, object] = {}
+
+    def say(self, line: str) -> None:
+        command = json.loads(line)
+        name = next(iter(command))
+        if name == "make":
+            self._answer = {"done": [100, 100 * HASHES]}
+            return
+        way = command[name]
+        options = way["options"]
+        place = way["format"], options.get("topic") or options.get("subscribe") or options.get("subject") or options["path"]
+        self.asked.append((name, way["format"]))
+        times = command.get("at_least", 1)
+        if name == "write":
+            self._stored[place] = self._stored.get(place, 0) + times * (100 - (way["format"] == self._forgets))
+        found = self._stored[place]
+        self._answer = {"done": [found, found * HASHES] if name == "count" else [times, 0.5 * times]}
+        if name == "read" and way["format"] == self._fails:
+            self._answer = {"failed": "no such reader"}
+
+    def hear_any(self, timeout_s: float) -> dict[str, object]:
+        return self._answer
+
+
+def spark_figures(job: FakeJob, row: SparkRow, run: int = 0) -> dict[str, Any]:
+    """What a stage says of a row without Kafka, whose topics a real server makes."""
+    found: dict[str, Any] = {}
+    node = servers.Server("127.0.0.1:1", Path("node"))
+    systems = [spark_rows.OURS, spark_rows.PARQUET]
+
+    def tell(_: str, system: str, said: verdict.Figures | Exception) -> None:
+        found[system] = said
+
+    stage = Stage(job, {spark_rows.OURS: node}, Path("folder"), Path(sys.executable))  # type: ignore[arg-type]
+    stage.measure(row.of(systems), systems, Times(0, 0), run, tell)
+    return found
+
+
+READS, WRITES = SparkRow("read", 100, spark_rows.BROKERS), SparkRow("write", 100, spark_rows.SINKS, writes=True)
+
+
+@pytest.mark.parametrize("row", [READS, WRITES], ids=lambda row: row.name)
+def test_a_spark_row_has_a_rate_for_each_system_and_alternates(row: SparkRow) -> None:
+    job = FakeJob()
+    found = spark_figures(job, row)
+    assert set(found) == {"QMQ", "Parquet"}
+    assert all((said["messages/s"], said["lost"], said["twice"]) == (200, 0, 0) for said in found.values())
+    worked = [form for name, form in job.asked if name == row.name]
+    assert worked[-6:] == ["qmq", "parquet", "parquet", "qmq", "qmq", "parquet"]
+
+
+def test_rows_that_a_spark_sink_lost_are_counted() -> None:
+    found = spark_figures(FakeJob(forgets="qmq"), WRITES)
+    assert found["QMQ"]["lost"] == spark_rows.WARM_TIMES + spark_rows.TURNS
+    assert found["Parquet"]["lost"] == 0
+
+
+def test_a_system_that_spark_cannot_read_is_left_out_and_the_others_are_measured() -> None:
+    found = spark_figures(FakeJob(fails="qmq"), READS)
+    assert str(found["QMQ"]) == "no such reader"
+    assert found["Parquet"]["messages/s"] == 200
+
+
+def test_each_system_of_a_spark_row_can_store_rows_and_count_them() -> None:
+    assert {system for row in SPARK_ROWS for system in row.ways} == set(spark_rows.SINKS) == set(spark_rows.BROKERS)
+    assert {row.size for row in SPARK_ROWS} == set(spark_rows.COUNTS)
+    assert set(spark_rows.SINKS) == {*spark_rows.SYSTEMS, "QMQ"}
+
+
+def test_processes_of_spark_that_ended_take_no_time_back() -> None:
+    assert spark_rows.used_s({1: 5.0, 2: 8.0}, {1: 5.5, 3: 0.25}) == 0.75
 
 
 def test_all_descendants_of_a_process_are_counted() -> None:
