@@ -170,7 +170,7 @@ def connect(
     """
     from qmq.blocking import beside
     from qmq.client.client import Client
-    from qmq.client.client_timing import timing_with
+    from qmq.client.connection import timing_with
     from qmq.security.contexts import default_server
     from qmq.security.tls_network import network_of
 

@@ -136,7 +136,7 @@ from collections.abc import Iterable, Sequence
 from qmq.blocking_base import BlockingClientBase, BlockingConsumerBase, LoopThread
 from qmq.blocking_parts import BlockingAccess, BlockingDelayed, BlockingMetadata
 from qmq.client.client import Client
-from qmq.client.client_timing import timing_with
+from qmq.client.connection import timing_with
 from qmq.client.interceptors import Interceptor
 from qmq.client.state_folder import StateDir
 from qmq.security.client_tokens import Token

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from qmq.client.browse_entry import BrowsingClient
-from qmq.client.client_timing import TIMING, ClientTiming
+from qmq.client.connection import TIMING, ClientTiming
 from qmq.client.consumer import Consumer, process_name
 from qmq.client.dead_letter_queue import DeadLetters
 from qmq.client.handling import InterceptedConsumer, InterceptedOrderedConsumer

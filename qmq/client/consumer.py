@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from qmq import limits
 from qmq.client.attachment import Attachment
 from qmq.client.backlog import ignored
-from qmq.client.client_timing import pause_s
+from qmq.client.connection import pause_s
 from qmq.client.consumer_session import ConsumerCalls, Terms
 from qmq.client.links import Links
 from qmq.client.long_retries import Retries, SendDirected

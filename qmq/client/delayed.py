@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from qmq.client import due_times
-from qmq.client.client_timing import TIMING, ClientTiming, pause_s
+from qmq.client.connection import TIMING, ClientTiming, pause_s
 from qmq.client.delayed_message import DelayedMessage, DelayStats, message_of, stats_of
 from qmq.client.due_times import When
 from qmq.errors import InvalidArgument, NotConnected, Outcome, QmqError, TooLate, Unavailable

@@ -8,10 +8,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from qmq.client.answer_watch import AnswerWatch
 from qmq.client.client_counters import ClientCounters
-from qmq.client.client_timing import TIMING, ClientTiming
-from qmq.client.connection import Connection, connect
+from qmq.client.connection import TIMING, AnswerWatch, ClientTiming, Connection, connect
 from qmq.client.locator import Locator
 from qmq.client.loop_round import LoopRound
 from qmq.client.reach_patience import ReachPatience

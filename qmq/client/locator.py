@@ -19,7 +19,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from qmq.client.client_timing import TIMING, ClientTiming
+from qmq.client.connection import TIMING, ClientTiming
 from qmq.client.route_book import Master, Ordering, Placement, RouteBook, delayed_target, is_delayed
 from qmq.client.shared_work import shared
 from qmq.errors import NotConnected, QmqError, Unavailable, UnknownSubject

@@ -11,7 +11,7 @@ import grpc
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_random_exponential
 from tenacity.stop import stop_base
 
-from qmq.client.client_timing import TIMING, ClientTiming
+from qmq.client.connection import TIMING, ClientTiming
 from qmq.client.reach_patience import ReachPatience
 from qmq.errors import CallerError, Outcome, QmqError, TlsFailed, Unavailable
 from qmq.network import NETWORK, Network

@@ -12,7 +12,7 @@ from typing import Final
 from qmq import limits
 from qmq.batch import BatchView
 from qmq.client.browse_selection import BrowsedMessage, BrowsedQueue, BrowseSelection
-from qmq.client.client_timing import ClientTiming, pause_s
+from qmq.client.connection import ClientTiming, pause_s
 from qmq.client.consumer_session import ANSWER_S
 from qmq.client.links import Links
 from qmq.client.message import Decoded

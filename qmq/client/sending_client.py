@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from qmq import limits
 from qmq.batch_columns import BatchFlag, Columns
 from qmq.client import due_times, payloads
-from qmq.client.client_timing import ClientTiming
+from qmq.client.connection import ClientTiming
 from qmq.client.delayed_producer import DelayedProducer
 from qmq.client.idle_producers import IdleProducers
 from qmq.client.intercepted import InterceptedDelayedProducer, InterceptedOrderedProducer, InterceptedProducer

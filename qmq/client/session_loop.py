@@ -23,8 +23,7 @@ import math
 import random
 from typing import Final, Generic, Protocol, TypeVar
 
-from qmq.client.client_timing import pause_s
-from qmq.client.connection import Connection
+from qmq.client.connection import Connection, pause_s
 from qmq.client.consumer_session import ANSWER_S, ConsumerSession
 from qmq.client.links import Links
 from qmq.client.route_book import Master

@@ -18,8 +18,7 @@ from functools import partial
 from typing import Final
 
 from qmq.client.ack_spool import AckSpool, Left, Origin, still_to_say
-from qmq.client.client_timing import pause_s
-from qmq.client.connection import Connection
+from qmq.client.connection import Connection, pause_s
 from qmq.client.consumer_session import ANSWER_S, Terms
 from qmq.client.links import Links
 from qmq.client.settle_report import counted

@@ -32,8 +32,7 @@ from typing import Final
 from qmq import limits
 from qmq.client.ack_spool import QueueSpool, SpoolFile
 from qmq.client.client_counters import ReceiveCounters
-from qmq.client.client_timing import TIMING
-from qmq.client.connection import OnAnswer
+from qmq.client.connection import TIMING, OnAnswer
 from qmq.client.consumer_session import ANSWER_S, ConsumerCalls, ConsumerSession, Terms
 from qmq.client.long_retries import LongRetry
 from qmq.client.loop_round import require_alive

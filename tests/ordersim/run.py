@@ -42,7 +42,7 @@ from ordersim.story import Story
 from ordersim.tracer import Tracer, silent
 from ordersim.violation import RAISED, Violation, own_violations
 from qmq.broker import lanes
-from qmq.client import connection as connections
+from qmq.client import connection
 from qmq.errors import QmqError
 from qmq.log import lane_share
 from qmq.model import Fencing, Order, SubjectConfig
@@ -325,7 +325,7 @@ def _alone(seed: int, simulation: Simulation) -> Iterator[None]:
         with (
             patch("os.urandom", chance.randbytes),
             patch("secrets.token_hex", lambda size=8: chance.randbytes(size).hex()),
-            patch.object(connections, "SWEEP_S", SWEEP_S),
+            patch.object(connection, "SWEEP_S", SWEEP_S),
             patch.object(lane_share, "PARKED_BYTES_MAX", plan.parked_bytes_max),
             patch.object(lanes, "PARKED_BYTES_MAX", plan.parked_bytes_max),
         ):

@@ -19,8 +19,7 @@ from pyspark_qmq.servers.metaservers import Metadata
 from support import eventually, node_config, running
 
 from qmq.broker.broker_config import BrokerConfig
-from qmq.client.client_timing import ClientTiming
-from qmq.client.connection import Connection, connect
+from qmq.client.connection import ClientTiming, Connection, connect
 from qmq.client.links import Links
 from qmq.client.metadata import MetadataClient
 from qmq.client.route_book import Master

@@ -20,8 +20,7 @@ from qmq_coordination.broker_groups import PRESENCE, ReplicaRecord
 from support import NodeConfig, eventually, node_config, running
 
 import qmq
-from qmq.client.client_timing import ClientTiming
-from qmq.client.connection import connect
+from qmq.client.connection import ClientTiming, connect
 from qmq.errors import AccessDenied, InvalidArgument, NotAuthenticated, Stopping
 from qmq.model import SubjectFlush
 from qmq.node import bootstrap

@@ -16,7 +16,7 @@ from test_tls import HOST, Papers
 from test_tls_ports import WRONG_SERVERS, node_with, wrong_clients, wrong_server
 
 import qmq
-from qmq.client.client_timing import ClientTiming
+from qmq.client.connection import ClientTiming
 from qmq.client.links import Links
 from qmq.client.route_book import Master
 from qmq.errors import TlsFailed, TlsRefused

@@ -14,7 +14,7 @@ from sqlalchemy import Engine, create_engine, text, update
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 import qmq
-from qmq.client.client_timing import TIMING, ClientTiming
+from qmq.client.connection import TIMING, ClientTiming
 from qmq.client.producer import new_producer_id
 from qmq.model import MessageId
 from qmq.sql.outbox import create_tables

@@ -18,7 +18,7 @@ from support import eventually
 import qmq
 from qmq.broker.broker_admin import BrokerAdmin
 from qmq.broker.through_cold_reads import through_cold_reads
-from qmq.client.client_timing import TIMING
+from qmq.client.connection import TIMING
 from qmq.errors import LogDamaged, NotConnected
 from qmq.limits import KIB
 from qmq.log.log_config import LogConfig

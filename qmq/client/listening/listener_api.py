@@ -11,7 +11,7 @@ from qmq.client.listening.listener_options import ListenerOptions
 from qmq.client.listening.listeners import ForThreads, Listeners, Listening, ListeningClient
 
 if TYPE_CHECKING:
-    from qmq.client.client_timing import ClientTiming
+    from qmq.client.connection import ClientTiming
     from qmq.client.route_book import Ordering
 
 GRACE: Final = timedelta(seconds=30)

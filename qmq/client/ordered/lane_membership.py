@@ -23,7 +23,7 @@ from typing import Final, NamedTuple, Protocol
 
 from qmq_ordering.lane import Lane
 
-from qmq.client.client_timing import pause_s
+from qmq.client.connection import pause_s
 from qmq.errors import CallerError, ClientClosed, OrderMismatch, QmqError, StaleDelivery
 
 log = logging.getLogger("qmq.client")

@@ -6,7 +6,7 @@
 
 The ordered producer works as the unordered one does (`qmq/client/producer.py`), with one open batch for each partition. A batch leaves when
 it is full, or when no other batch is on its way to its partition. While the broker group has much to answer, a batch that no caller awaits
-gathers messages for `gather_s` (client_timing.py): otherwise batches to eight partitions would be an eighth as long as to one.
+gathers messages for `gather_s` (`ClientTiming`): otherwise batches to eight partitions would be an eighth as long as to one.
 docs/ORDERING.md has the guarantees; `stream.py` and `stream_partitioner.py` are the pure cores that keep them, `streams.py` does the I/O,
 `open_batches.py` has the open batches, and this file the public class.
 

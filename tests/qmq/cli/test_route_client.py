@@ -9,7 +9,7 @@ import grpc
 import pytest
 from cli_support import PLACES, FakeMeta, change, described, place, route, serving
 
-from qmq.client.client_timing import ClientTiming
+from qmq.client.connection import ClientTiming
 from qmq.client.metadata import MetadataClient
 from qmq.errors import (
     CoordinationUnavailable,

@@ -17,7 +17,7 @@ from qmq_ordering.route import LpRange, PhysicalPartition, Route
 import qmq
 from qmq.batch import ENVELOPE_BYTES, BatchView, Envelope, Kind, encode, place, sent_sizes
 from qmq.batch_columns import Columns, parse_header
-from qmq.client.client_timing import TIMING, ClientTiming
+from qmq.client.connection import TIMING, ClientTiming
 from qmq.errors import NotMaster, OrderMismatch, Outcome, OutOfSequence, ProducerFenced, QmqError, RouteChanged, UnknownSubject
 from qmq.model import begins_session, session_of
 from qmq.proto.v1 import control_pb2, meta_pb2_grpc

@@ -10,7 +10,7 @@ from fake_cluster import FakeBroker, FakeGroup, FakeMeta, FakeOrder, Peer, Sent,
 
 import qmq
 from qmq.batch import ENVELOPE_BYTES, BatchView, sent_sizes
-from qmq.client.client_timing import TIMING, ClientTiming
+from qmq.client.connection import TIMING, ClientTiming
 from qmq.errors import NotConnected, QmqError, UnknownSubject
 from qmq.proto.v1 import delay_pb2
 from qmq.proto.v1 import meta_pb2 as pb

@@ -16,7 +16,7 @@ from support import eventually
 
 import qmq
 from qmq.client.attachment import MANY, Attachment
-from qmq.client.client_timing import TIMING, ClientTiming
+from qmq.client.connection import TIMING, ClientTiming
 from qmq.client.consumer import TURN_MESSAGES
 from qmq.errors import MessagesExpired, NoQuorum, NotMaster, ProtocolViolation, StaleDelivery, UnknownConsumer
 from qmq.log.actions import Begin, Join, PullAction, Pulled, Return, SettleAction

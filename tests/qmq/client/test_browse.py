@@ -15,7 +15,7 @@ from support import eventually
 import qmq
 from qmq.client import browsing, queue_reader
 from qmq.client.browse_selection import BrowsedMessage
-from qmq.client.client_timing import TIMING
+from qmq.client.connection import TIMING
 from qmq.errors import InvalidArgument, NotConnected, UnknownSubject
 from qmq.model import Order, SubjectConfig
 from qmq.node.dev_node import Node

@@ -18,7 +18,7 @@ from support import eventually
 from qmq import limits
 from qmq.batch_columns import BatchFlag, Columns
 from qmq.client.client import Client
-from qmq.client.client_timing import ClientTiming
+from qmq.client.connection import ClientTiming
 from qmq.client.delay_home import DelayHome
 from qmq.errors import (
     DeadlineExceeded,

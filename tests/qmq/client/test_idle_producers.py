@@ -14,7 +14,7 @@ from support import eventually
 
 import qmq
 from qmq.client.backlog import Backlog
-from qmq.client.client_timing import ClientTiming
+from qmq.client.connection import ClientTiming
 from qmq.client.idle_producers import IdleProducers
 from qmq.client.loop_round import LoopRound
 from qmq.errors import NotConnected

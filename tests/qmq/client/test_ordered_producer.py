@@ -15,7 +15,7 @@ from support import eventually
 
 import qmq
 from qmq.batch_columns import BatchFlag
-from qmq.client.client_timing import ClientTiming
+from qmq.client.connection import ClientTiming
 from qmq.client.ordered.ordered_producer import OrderedProducer
 from qmq.errors import (
     ClientClosed,

@@ -10,7 +10,7 @@ from fake_cluster import NOT_STORED, UNKNOWN, FakeBroker, FakeGroup, Peer, Sent,
 from support import eventually
 
 import qmq
-from qmq.client.client_timing import ClientTiming
+from qmq.client.connection import ClientTiming
 from qmq.errors import (
     ClientClosed,
     DeadlineExceeded,

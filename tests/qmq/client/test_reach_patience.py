@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from qmq.client.client_timing import ClientTiming
+from qmq.client.connection import ClientTiming
 from qmq.client.reach_patience import ReachPatience
 from qmq.console import page
 from qmq.errors import NameUnresolved, NotConnected, QmqError, TlsEnded, TlsFailed, TlsRefused, UnknownHost

@@ -18,7 +18,7 @@ import qmq
 from qmq import blocking, limits
 from qmq.batch import BatchView, Envelope, Kind, encode, place, sent_sizes
 from qmq.batch_columns import BatchFlag, Columns
-from qmq.client.client_timing import TIMING, ClientTiming
+from qmq.client.connection import TIMING, ClientTiming
 from qmq.client.long_retries import LongRetry, batches, columns_of
 from qmq.client.message import Decoded, Message, Messages, Slice
 from qmq.errors import ClientClosed, DelayTooLong, InvalidArgument, Overloaded, ReadOnly

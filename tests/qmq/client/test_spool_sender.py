@@ -17,7 +17,7 @@ from support import eventually
 import qmq
 from qmq.client import ack_spool
 from qmq.client.ack_spool import Kept, Origin, unpack
-from qmq.client.client_timing import ClientTiming
+from qmq.client.connection import ClientTiming
 from qmq.errors import InvalidArgument, NotMaster, UnknownConsumer
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind

@@ -22,7 +22,7 @@ from first_calls import CALLS, KnownMasters
 from support import node_config, running
 
 import qmq
-from qmq.client.client_timing import ClientTiming
+from qmq.client.connection import ClientTiming
 from qmq.client.links import Links
 from qmq.client.route_book import Master
 from qmq.errors import NameUnresolved, QmqError, UnknownHost
