@@ -21,9 +21,9 @@ def test_small_files_are_read_together_and_large_ones_in_parts_of_row_groups() -
     files = [LakeFile("c", 100, 4, (0, 0), (20, 90)), LakeFile("a", 20, 1, (0, 0), (0, 9)), LakeFile("b", 20, 1, (0, 0), (10, 19))]
     found = plan(files, [PlannedRange(G1, 0, 90), PlannedRange(G2, 0, 90)], Plan(piece_bytes_max=50))
     assert [each.parts for each in found] == [
-        (FilePart("a", 0, WHOLE), FilePart("b", 0, WHOLE)),
-        (FilePart("c", 0, 2),),
-        (FilePart("c", 2, WHOLE),),
+        (FilePart("a", 0, WHOLE, 20), FilePart("b", 0, WHOLE, 20)),
+        (FilePart("c", 0, 2, 100),),
+        (FilePart("c", 2, WHOLE, 100),),
     ]
     assert found[0] == LakeTask(
         "orders", found[0].parts, (PlannedRange(G1, 0, 90), PlannedRange(G2, 0, 90)), None, TimeRange(5, 9), {"s3.region": "x"}
@@ -32,12 +32,12 @@ def test_small_files_are_read_together_and_large_ones_in_parts_of_row_groups() -
 
 def test_a_file_of_one_row_group_is_not_divided() -> None:
     found = plan([LakeFile("a", 1000, 1, (0, 0), (0, 9))], [PlannedRange(G1, 0, 90)], Plan(piece_bytes_max=10))
-    assert [each.parts for each in found] == [(FilePart("a", 0, WHOLE),)]
+    assert [each.parts for each in found] == [(FilePart("a", 0, WHOLE, 1000),)]
 
 
 def test_a_file_without_wanted_rows_is_left_out() -> None:
     files = [LakeFile("a", 10, 1, (0, 0), (0, 9)), LakeFile("b", 10, 1, (0, 0), (10, 19)), LakeFile("c", 10, 1, (0, 0), (20, 29))]
-    assert [each.parts for each in plan(files, [PlannedRange(G1, 10, 20)], Plan())] == [(FilePart("b", 0, WHOLE),)]
+    assert [each.parts for each in plan(files, [PlannedRange(G1, 10, 20)], Plan())] == [(FilePart("b", 0, WHOLE, 10),)]
 
 
 def test_a_task_has_one_partition_of_an_ordered_subject_and_its_version() -> None:

@@ -29,7 +29,7 @@ def read_archive(spark: SparkSession, catalog: Catalog, subject: str, namespace:
 
 def snapshot_files(table: LakeTable) -> list[FileScanTask]:
     """The files of the snapshot that `table` has loaded. Raises InvalidArgument if another engine deleted single rows of it."""
-    files = list(table.iceberg.scan().plan_files())
+    files = table.files()
     if any(each.delete_files for each in files):
         raise InvalidArgument(f"the table of {table.subject!r} has deleted rows, which a reader of its files would see: read it by Iceberg")
     return files

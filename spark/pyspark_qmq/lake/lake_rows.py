@@ -7,7 +7,6 @@ reading.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import reduce
 from typing import Any, Final
 
@@ -20,9 +19,9 @@ from pyiceberg.io import FileIO, load_file_io
 from pyspark_qmq.arrow_schema import TYPES
 from pyspark_qmq.coalescing import ROWS_WANTED, shaped
 from pyspark_qmq.lake.conformed_columns import conformed_array
+from pyspark_qmq.lake.lake_damage import reading_file, require_size
 from pyspark_qmq.lake.lake_tasks import FilePart, LakeTask
 from pyspark_qmq.source_model import ReadSelection
-from qmq.errors import LogDamaged, MessagesExpired
 
 _FORMAT: Final = ds.ParquetFileFormat()
 _SUBJECT: Final = "subject"
@@ -40,8 +39,9 @@ def _record_batches(task: LakeTask, schema: pa.Schema, selection: ReadSelection)
     )
     condition = _condition(task, selection)
     for part in task.parts:
-        with _told(part.location):
-            for rows in _rows(load_file_io(dict(task.storage), part.location), part, columns, condition):
+        storage = load_file_io(dict(task.storage), part.location)
+        with reading_file(storage, part.location):
+            for rows in _rows(storage, part, columns, condition):
                 mask = _tagged(rows, selection)
                 found = rows if mask is None else rows.filter(pa.array(mask))
                 if found.num_rows:
@@ -51,6 +51,7 @@ def _record_batches(task: LakeTask, schema: pa.Schema, selection: ReadSelection)
 
 def _rows(storage: FileIO, part: FilePart, columns: list[str], condition: ds.Expression) -> Iterator[pa.RecordBatch]:
     with storage.new_input(part.location).open() as stream:
+        require_size(stream, part.location, part.size_bytes)
         whole = _FORMAT.make_fragment(stream)
         fragment = whole.subset(row_group_ids=list(range(part.first, min(part.end, whole.num_row_groups))))
         yield from fragment.to_batches(
@@ -108,16 +109,3 @@ def _column(rows: pa.RecordBatch, name: str, task: LakeTask) -> pa.Array:
     if name == "route_version" and task.route_version is not None:
         return pa.repeat(pa.scalar(task.route_version, TYPES[name]), rows.num_rows)
     return conformed_array(rows.column(name), TYPES[name])
-
-
-@contextmanager
-def _told(location: str) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError as cause:
-        raise MessagesExpired(
-            f"{location} was deleted while it was to be read: the snapshot of the lake that this read began with has expired; load the "
-            "DataFrame again, and keep snapshots longer than a read takes (qmq lake expire --keep)"
-        ) from cause
-    except pa.ArrowInvalid as cause:
-        raise LogDamaged(f"{location} cannot be read ({cause}), but the lake's snapshot names it: restore it from a copy") from cause

@@ -19,6 +19,7 @@ from pyiceberg.table import Table
 
 from pyspark_qmq.lake import rejected_rows
 from pyspark_qmq.lake.catalogs import answering_catalog, open_catalog
+from pyspark_qmq.lake.lake_damage import reading_table
 from pyspark_qmq.lake.lake_table import LakeTable, read_table
 from pyspark_qmq.lake.lake_tasks import Bounds, LakeFile, TimeRange
 from pyspark_qmq.lake.split_reading import Extents, extents
@@ -132,13 +133,15 @@ def _iso(time_ms: int) -> str:
 
 
 def _files(table: LakeTable, condition: pyiceberg.expressions.BooleanExpression) -> Iterator[LakeFile]:
-    for task in table.iceberg.scan(condition).plan_files():
+    for task in table.files(condition):
         if task.delete_files:
             raise InvalidArgument(
                 f"table {table.name} has files of deleted rows, which another tool wrote: let that tool rewrite its data files, or leave "
                 "out option qmq.lake"
             )
-        yield _lake_file(table.iceberg, task.file)
+        with reading_table(table.iceberg):
+            found = _lake_file(table.iceberg, task.file)
+        yield found
 
 
 def _lake_file(table: Table, file: DataFile) -> LakeFile:
@@ -163,5 +166,6 @@ def _pending(snapshot: LakeSnapshot) -> Iterator[LakeFile]:
     pending = rejected_rows.pending_of(told)
     done = snapshot.rejected.iceberg.properties.get(rejected_rows.ROUND) if snapshot.rejected is not None else None
     if pending.round != done:
+        rejected_rows.require_pending(pending, filter(None, [snapshot.table, snapshot.rejected]))
         for each in pending.files:
             yield LakeFile(each, 0, 1, _EVERYTHING, _EVERYTHING)

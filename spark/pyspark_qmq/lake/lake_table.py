@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Final
 
 import pyarrow as pa
+import pyiceberg.expressions
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import (
     CommitFailedException,
@@ -20,11 +21,12 @@ from pyiceberg.exceptions import (
     NoSuchTableError,
     TableAlreadyExistsError,
 )
-from pyiceberg.table import Table
+from pyiceberg.table import FileScanTask, Table
 from pyiceberg.transforms import DayTransform
 
 from pyspark_qmq.lake import positions
 from pyspark_qmq.lake.data_folder import DataFolder
+from pyspark_qmq.lake.lake_damage import reading_metadata, reading_table, require_within
 from pyspark_qmq.lake.lake_schema import REJECTED_SCHEMA, SCHEMA, WITHOUT_BOUNDS, table_name
 from pyspark_qmq.lake.positions import Snapshot
 from pyspark_qmq.offsets import Offsets
@@ -36,6 +38,9 @@ CONTENT: Final = "qmq.content"
 """Property of a table: `rejected`, if it has messages that do not fit their subject's schema."""
 REJECTED: Final = "rejected"
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+EVERYTHING: Final = pyiceberg.expressions.AlwaysTrue()
+_DATA_FOLDER: Final = "write.data.path"
+_METADATA_FOLDER: Final = "write.metadata.path"
 _RETRIES: Final = "commit.retry.num-retries"
 _OLD_METADATA: Final = {"write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "20"}
 """Without these, a commit every ten seconds leaves 8,640 metadata files a day."""
@@ -59,6 +64,15 @@ class LakeTable:
     def folder(self) -> DataFolder:
         """Where data files go."""
         return DataFolder(f"{self.iceberg.location().rstrip('/')}/data", dict(self.iceberg.io.properties))
+
+    def files(self, condition: pyiceberg.expressions.BooleanExpression = EVERYTHING) -> list[FileScanTask]:
+        """The files of the current snapshot that may have rows that fit. Raises LogDamaged."""
+        with reading_table(self.iceberg):
+            found = list(self.iceberg.scan(condition).plan_files())
+        more = self.iceberg.properties.get(_DATA_FOLDER)
+        for each in found:
+            require_within([self.iceberg.location(), *([more] if more else [])], each.file.file_path, f"table {self.name}")
+        return found
 
     def delete(self, locations: Iterable[str]) -> None:
         """Delete files that no snapshot names. A file that does not exist is not an error."""
@@ -88,11 +102,12 @@ class LakeTable:
     def first_sequences(self) -> dict[QueueKey, int]:
         """The lowest sequence of each queue that the table has. Reads all rows, three columns."""
         found: dict[QueueKey, int] = {}
-        for batch in self.iceberg.scan(selected_fields=("partition", "broker_group", "sequence")).to_arrow_batch_reader():
-            lowest = pa.Table.from_batches([batch]).group_by(["partition", "broker_group"]).aggregate([("sequence", "min")])
-            for row in lowest.to_pylist():
-                key = QueueKey(self.subject, row["partition"], row["broker_group"])
-                found[key] = min(row["sequence_min"], found.get(key, row["sequence_min"]))
+        with reading_table(self.iceberg):
+            for batch in self.iceberg.scan(selected_fields=("partition", "broker_group", "sequence")).to_arrow_batch_reader():
+                lowest = pa.Table.from_batches([batch]).group_by(["partition", "broker_group"]).aggregate([("sequence", "min")])
+                for row in lowest.to_pylist():
+                    key = QueueKey(self.subject, row["partition"], row["broker_group"])
+                    found[key] = min(row["sequence_min"], found.get(key, row["sequence_min"]))
         return found
 
     def commit(self, locations: Sequence[str], reached: Offsets, properties: Mapping[str, str] = NOTHING) -> bool:
@@ -103,7 +118,7 @@ class LakeTable:
         """
         told = positions.encode(self.subject, reached)
         try:
-            with self.iceberg.transaction() as change:
+            with reading_table(self.iceberg), self.iceberg.transaction() as change:
                 change.set_properties({**properties, positions.PROPERTY: told})
                 if locations:
                     change.add_files(list(locations), {positions.PROPERTY: told}, check_duplicate_files=False)
@@ -121,7 +136,8 @@ class LakeTable:
 
     def add(self, locations: Sequence[str], properties: Mapping[str, str]) -> None:
         """Add files and set properties in one commit. Changes nothing if another writer committed first. The answer may be lost."""
-        with suppress(CommitFailedException, CommitStateUnknownException), self.iceberg.transaction() as change:
+        refused = suppress(CommitFailedException, CommitStateUnknownException)
+        with refused, reading_table(self.iceberg), self.iceberg.transaction() as change:
             change.set_properties(dict(properties))
             change.add_files(list(locations), check_duplicate_files=False)
 
@@ -131,13 +147,14 @@ def open_table(catalog: Catalog, namespace: str, subject: str, *, is_rejected: b
 
     Raises:
         InvalidArgument: another table has the name.
+        LogDamaged: as `find_table`.
     """
-    name = (namespace, table_name(subject, is_rejected=is_rejected))
+    with suppress(UnknownSubject):
+        return find_table(catalog, namespace, subject, is_rejected=is_rejected)
     with suppress(NamespaceAlreadyExistsError):  # another writer may create it at the same time
         catalog.create_namespace_if_not_exists(namespace)
-    if not catalog.table_exists(name):
-        with suppress(TableAlreadyExistsError):
-            _create(catalog, name, subject, is_rejected=is_rejected)
+    with suppress(TableAlreadyExistsError):
+        _create(catalog, (namespace, table_name(subject, is_rejected=is_rejected)), subject, is_rejected=is_rejected)
     return find_table(catalog, namespace, subject, is_rejected=is_rejected)
 
 
@@ -147,8 +164,10 @@ def find_table(catalog: Catalog, namespace: str, subject: str, *, is_rejected: b
     Raises:
         UnknownSubject: there is no such table.
         InvalidArgument: another table has the name.
+        LogDamaged: its metadata cannot be read, or names files outside of its folder.
     """
     found = read_table(catalog, namespace, subject, is_rejected=is_rejected)
+    _require_own_metadata(found)
     if found.iceberg.properties.get(_RETRIES) != "0":
         with found.iceberg.transaction() as change:
             change.set_properties({_RETRIES: "0"})
@@ -159,7 +178,8 @@ def read_table(catalog: Catalog, namespace: str, subject: str, *, is_rejected: b
     """As `find_table`, for reading only: the catalog need not allow writes."""
     name = table_name(subject, is_rejected=is_rejected)
     try:
-        found = catalog.load_table((namespace, name))
+        with reading_metadata(f"{namespace}.{name}", _metadata_location(catalog, namespace, name)):
+            found = catalog.load_table((namespace, name))
     except NoSuchTableError:
         makes = "`qmq lake follow --typed` makes it" if is_rejected else "`qmq lake follow` makes it"
         raise UnknownSubject(f"subject {subject!r} has no table {namespace}.{name}: {makes}") from None
@@ -169,6 +189,27 @@ def read_table(catalog: Catalog, namespace: str, subject: str, *, is_rejected: b
         what = f"belongs to {of}subject {owner!r}" if owner else "was not made by qmq lake"
         raise InvalidArgument(f"table {namespace}.{name} {what}: choose another --namespace for subject {subject!r}")
     return LakeTable(subject, found)
+
+
+def _require_own_metadata(table: LakeTable) -> None:
+    """Before a change: a commit deletes old metadata files, and expiry all unnamed files in the table's folder. Raises LogDamaged."""
+    iceberg = table.iceberg
+    more = iceberg.properties.get(_METADATA_FOLDER)
+    folders = [iceberg.location(), *([more] if more else [])]
+    for each in (iceberg.metadata_location, *(entry.metadata_file for entry in iceberg.metadata.metadata_log)):
+        require_within(folders, each, f"table {table.name}")
+
+
+def _metadata_location(catalog: Catalog, namespace: str, name: str) -> str:
+    """The table's metadata file, as far as the catalog tells it without reading the file."""
+    engine = getattr(catalog, "engine", None)
+    if engine is None:  # only SQL catalogs have a database
+        return ""
+    from sqlalchemy import text
+
+    asked = "SELECT metadata_location FROM iceberg_tables WHERE catalog_name = :c AND table_namespace = :n AND table_name = :t"
+    with engine.connect() as database:
+        return database.scalar(text(asked), {"c": catalog.name, "n": namespace, "t": name}) or ""
 
 
 def _create(catalog: Catalog, name: tuple[str, str], subject: str, *, is_rejected: bool) -> None:

@@ -46,6 +46,8 @@ class FilePart(NamedTuple):
     location: str
     first: int
     end: int
+    size_bytes: int = 0
+    """The whole file's, as the table's manifest says; 0 if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,4 +115,4 @@ def _packed(files: Iterable[LakeFile], is_ordered: bool, bytes_max: int) -> list
 def _parts(file: LakeFile, bytes_max: float) -> Sequence[tuple[FilePart, float]]:
     count = max(min(ceil(file.size_bytes / bytes_max), file.row_groups), 1)
     marks = [*(file.row_groups * each // count for each in range(count)), _TO_THE_LAST]
-    return [(FilePart(file.location, a, b), file.size_bytes / count) for a, b in pairwise(marks)]
+    return [(FilePart(file.location, a, b, file.size_bytes), file.size_bytes / count) for a, b in pairwise(marks)]

@@ -29,7 +29,7 @@ from pyspark_qmq.planning import Plan, PlannedRange, ranges, tasks
 from pyspark_qmq.read_options import ReadOptions
 from pyspark_qmq.read_ranges import look, starts
 from pyspark_qmq.source_model import ALL, QueueKey, SourceQueue, Topology
-from qmq.errors import InvalidArgument, Unavailable
+from qmq.errors import InvalidArgument, QmqError, Unavailable
 from qmq.schemas.declared_schema import DeclaredSchema
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class LakeWriter:
         self.counters = LakeCounters() if counters is None else counters
 
     def round(self) -> Iterator[RoundResult]:
-        """Run one round of each subject that has new messages.
+        """Run one round of each subject that has new messages. One that fails for good stops no other: its error is raised in the end.
 
         Raises:
             UnknownSubject, InvalidArgument: as a read of the log; a subject has no schema, or an untyped writer meets a typed table.
@@ -132,14 +132,22 @@ class LakeWriter:
             CatalogAway: the catalog did not answer.
             LogDamaged: the log or a table is damaged.
         """
-        topology = look(self._log(), self._asked.choice)
+        topology, failures = look(self._log(), self._asked.choice), list[QmqError]()
         for subject in sorted({key.subject for key in topology.queues}):
-            with answering_catalog():
-                found = self._subject_round(subject, _only(topology, subject))
+            try:
+                with answering_catalog():
+                    found = self._subject_round(subject, _only(topology, subject))
+            except Unavailable:
+                raise
+            except QmqError as failure:  # the other subjects come first
+                failures.append(failure)
+                continue
             if found is not None:
                 taken = 0 if found.is_refused else found.rows
                 self.counters.rows[subject] = self.counters.rows.get(subject, 0) + taken
                 yield found
+        if failures:
+            raise failures[0]
 
     def run(self, stopping: threading.Event, interval_s: float, report: Callable[[RoundResult], None]) -> None:
         """Run a round every `interval_s` until `stopping` is set. A round of a subject that has begun is finished.
@@ -182,8 +190,13 @@ class LakeWriter:
         return log_at(self._source.address)
 
     def _reached(self, key: QueueKey) -> int:
-        with answering_catalog():
-            return self._table(key.subject).positions().get(key, 0)
+        try:
+            with answering_catalog():
+                return self._table(key.subject).positions().get(key, 0)
+        except Unavailable:
+            raise
+        except QmqError:  # the round tells, after it has served the other subjects
+            return -1
 
     def _subject_round(self, subject: str, topology: Topology) -> RoundResult | None:
         table = self._table(subject)

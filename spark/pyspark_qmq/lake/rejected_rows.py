@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from pyspark_qmq.lake.lake_damage import require_within
 from pyspark_qmq.lake.lake_table import LakeTable
 from qmq.errors import LogDamaged, Overloaded
 from qmq.json_values import parse_json
@@ -50,8 +51,15 @@ def pending_of(text: str) -> PendingFiles:
     return PendingFiles(found["round"], tuple(files))
 
 
+def require_pending(pending: PendingFiles, tables: Iterable[LakeTable]) -> None:
+    """Raises LogDamaged for files outside of the folders of the subject's tables."""
+    folders = [each.iceberg.location() for each in tables]
+    for location in pending.files:
+        require_within(folders, location, f"property {PENDING}")
+
+
 def complete(table: LakeTable, rejected: LakeTable) -> None:
-    """Add the rejected messages of the last round that had any, unless their table has them. Raises Overloaded."""
+    """Add the rejected messages of the last round that had any, unless their table has them. Raises Overloaded, LogDamaged."""
     if _is_done(table, rejected):
         return
     for _ in range(_TRIES):
@@ -60,6 +68,7 @@ def complete(table: LakeTable, rejected: LakeTable) -> None:
         if _is_done(table, rejected):
             return
         pending = pending_of(table.iceberg.properties[PENDING])
+        require_pending(pending, [table, rejected])
         rejected.add(pending.files, {ROUND: pending.round})
     raise Overloaded(f"other writers blocked the table of rejected messages of {table.subject!r}: start again")
 

@@ -25,6 +25,7 @@ from pyiceberg.table import Table
 from pyspark_qmq.lake import positions
 from pyspark_qmq.lake.conformed_columns import conformed
 from pyspark_qmq.lake.day_files import DayFiles
+from pyspark_qmq.lake.lake_damage import reading_file, reading_table, require_size
 from pyspark_qmq.lake.lake_schema import ORDER, REJECTED_SCHEMA, typed_schema
 from pyspark_qmq.lake.lake_table import CONTENT, REJECTED, LakeTable
 from pyspark_qmq.lake.typed_evolution import held_struct
@@ -58,15 +59,17 @@ def compact(table: LakeTable, today: date) -> Iterator[CompactedDay]:
         LogDamaged: a file does not hold what its table says.
         Overloaded: other writers committed first, many times in a row.
     """
-    for step in _groups(_files_of_days(table.iceberg), today):
+    for step in _groups(_files_of_days(table), today):
         yield CompactedDay(step.day, len(step.files), _rewrite(table, step))
 
 
-def _files_of_days(table: Table) -> dict[date, list[DataFile]]:
+def _files_of_days(table: LakeTable) -> dict[date, list[DataFile]]:
     found: dict[date, list[DataFile]] = {}
-    for task in table.scan().plan_files():
-        day = date(1970, 1, 1) + timedelta(days=int(task.file.partition[0]))
-        found.setdefault(day, []).append(task.file)
+    files = table.files()
+    with reading_table(table.iceberg):
+        for task in files:
+            day = date(1970, 1, 1) + timedelta(days=int(task.file.partition[0]))
+            found.setdefault(day, []).append(task.file)
     return found
 
 
@@ -102,7 +105,7 @@ def _rewrite(table: LakeTable, step: FileGroup) -> int:
         if _replace(table, step.files, [each.location for each in made]):
             return sum(each.rows for each in made)
         table.iceberg.refresh()
-        held = {each.file.file_path for each in table.iceberg.scan().plan_files()}
+        held = {each.file.file_path for each in table.files()}
         if not held.issuperset(each.file_path for each in step.files):
             break
     table.delete(each.location for each in made)
@@ -120,7 +123,8 @@ def _read(table: Table, files: Sequence[DataFile], schema: pa.Schema) -> pa.Tabl
     """The rows of the files, with the current columns even if a file was written before columns were added or widened."""
     found = []
     for each in files:
-        with table.io.new_input(each.file_path).open() as stream:
+        with reading_file(table.io, each.file_path), table.io.new_input(each.file_path).open() as stream:
+            require_size(stream, each.file_path, each.file_size_in_bytes)
             found.append(conformed(pq.read_table(stream), schema))
     return pa.concat_tables(found)
 
@@ -129,7 +133,7 @@ def _replace(table: LakeTable, old: Iterable[DataFile], new: list[str]) -> bool:
     """Replace the files in one commit. Returns False if another writer committed first."""
     told = {positions.PROPERTY: positions.encode(table.subject, table.positions())}
     try:
-        with table.iceberg.transaction() as change, change.update_snapshot(told).overwrite() as files:
+        with reading_table(table.iceberg), table.iceberg.transaction() as change, change.update_snapshot(told).overwrite() as files:
             for each in old:
                 files.delete_data_file(each)
             for made in parquet_files_to_data_files(table.iceberg.io, table.iceberg.metadata, iter(new)):
@@ -153,9 +157,11 @@ def expire(table: LakeTable, now: datetime, keep: timedelta, grace: timedelta = 
     """
     before, current = len(table.iceberg.metadata.snapshots), table.iceberg.current_snapshot()
     newest = now if current is None else time_of(current.timestamp_ms)
+    table.files()  # no snapshot is removed of a table that cannot be read
     table.iceberg.maintenance.expire_snapshots().older_than(min(now, newest) - keep).commit()
     table.iceberg.refresh()
-    left = list(_leftovers(table.iceberg, now, grace))
+    with reading_table(table.iceberg):
+        left = list(_leftovers(table.iceberg, now, grace))
     table.delete(left)
     return Expired(before - len(table.iceberg.metadata.snapshots), len(left))
 
@@ -199,7 +205,7 @@ def _path(location: str) -> str:
 
 def totals(table: LakeTable) -> list[tuple[str, int, int, int]]:
     """Day, files, rows and bytes of the current snapshot."""
-    found = _files_of_days(table.iceberg)
+    found = _files_of_days(table)
     return [
         (day.isoformat(), len(files), sum(each.record_count for each in files), sum(each.file_size_in_bytes for each in files))
         for day, files in sorted(found.items())
