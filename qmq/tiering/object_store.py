@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from qmq.errors import InvalidArgument
+from qmq.limits import MIB
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as AnyStore
@@ -17,7 +18,8 @@ REQUEST_S: Final = 30.0
 RETRY_S: Final = 10.0
 """How long one call retries server errors and lost connections by itself; after that the copier waits longer."""
 
-
+OBJECT_BYTES_MAX: Final = 128 * MIB
+"""QMQ puts no larger object. A larger one in its place is read up to here, and then its checksum is wrong."""
 READ_S: Final = 15.0
 READ_RETRY_S: Final = 3.0
 """For reads that a client waits for: they fail sooner and are retried."""
@@ -39,7 +41,7 @@ class Objects(Protocol):
         ...
 
     def get(self, name: str) -> bytes | None:
-        """An object's bytes; None if there is none."""
+        """An object's bytes, at most the first OBJECT_BYTES_MAX; None if there is none."""
         ...
 
     def delete(self, name: str) -> None:
@@ -81,7 +83,10 @@ class ObstoreObjects:
         from obstore.exceptions import BaseError, NotFoundError
 
         try:
-            return bytes(obstore.get(self._store, name).bytes())
+            found = obstore.get(self._store, name)
+            if found.meta["size"] <= OBJECT_BYTES_MAX:
+                return bytes(found.bytes())
+            return bytes(obstore.get_range(self._store, name, start=0, length=OBJECT_BYTES_MAX))
         except (NotFoundError, FileNotFoundError):
             return None
         except (BaseError, OSError) as cause:
