@@ -19,7 +19,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from contextlib import suppress
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -280,38 +280,41 @@ async def require_resolvable(host: str) -> None:
         return  # asking for it would cost each connection a turn of a thread
     try:
         async with asyncio.timeout(RESOLVE_S):
-            await asyncio.wrap_future(_resolved(host))
+            await asyncio.get_running_loop().run_in_executor(_RESOLVER, socket.getaddrinfo, host, None, 0, socket.SOCK_STREAM)
     except TimeoutError:
         raise socket.gaierror(socket.EAI_AGAIN, "DNS does not answer") from None
 
 
-_ASKED: Final[dict[str, Future[None]]] = {}
-"""The names for whose addresses a thread asks at the moment."""
-os.register_at_fork(after_in_child=_ASKED.clear)
+class _Resolver(Executor):
+    """Asks for the addresses of names. All callers share one thread for a name.
 
-
-def _resolved(host: str) -> Future[None]:
-    """Whether a name has addresses. All callers share one thread for a name.
-
-    The system may ask a silent DNS for a minute, and a process that ends waits for the threads of its loop: so this thread is a daemon.
+    The system may ask a silent DNS for a minute, and a process that ends waits for the threads of its loop: so these are daemons.
     """
-    found = _ASKED.get(host)
-    if found is None:
-        found = _ASKED[host] = Future()
-        found.set_running_or_notify_cancel()  # one who stops waiting does not cancel it for others
-        threading.Thread(target=_ask, args=(host, found), name="qmq-resolve", daemon=True).start()
-    return found
+
+    def __init__(self) -> None:
+        self._asked: dict[Any, Future[Any]] = {}
+        os.register_at_fork(after_in_child=self._asked.clear)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **_: Any) -> Future[Any]:
+        found = self._asked.get(args)
+        if found is None:
+            found = self._asked[args] = Future()
+            found.set_running_or_notify_cancel()  # one who stops waiting does not cancel it for others
+            threading.Thread(target=self._ask, args=(fn, args, found), name="qmq-resolve", daemon=True).start()
+        return found
+
+    def _ask(self, fn: Callable[..., Any], args: Any, found: Future[Any]) -> None:
+        try:
+            answer = fn(*args)
+        except (OSError, UnicodeError) as cause:
+            self._asked.pop(args, None)
+            found.set_exception(cause)
+        else:
+            self._asked.pop(args, None)
+            found.set_result(answer)
 
 
-def _ask(host: str, found: Future[None]) -> None:
-    try:
-        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as cause:
-        _ASKED.pop(host, None)
-        found.set_exception(cause)
-    else:
-        _ASKED.pop(host, None)
-        found.set_result(None)
+_RESOLVER: Final = _Resolver()
 
 
 def is_private(address: str, *, is_encrypted: bool) -> bool:
