@@ -94,7 +94,7 @@ def application(worker: LoadWorker) -> Starlette:
 async def main(host: str, port: int) -> None:
     """Serve until SIGTERM or SIGINT."""
     worker, ended = LoadWorker(), asyncio.Event()
-    server = WebServer(application(worker), host, port, connections_max=CONNECTIONS_MAX)
+    server = WebServer(application(worker), host, port, requests_max=CONNECTIONS_MAX)
     for each in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(each, ended.set)
     print(f"the worker is at http://{host}:{await server.start()}", flush=True)
