@@ -24,28 +24,26 @@ if TYPE_CHECKING:
     from qmq import blocking as blocking
     from qmq import errors
     from qmq.client import payloads as payload
-    from qmq.client.browse_selection import BrowsedMessage
+    from qmq.client.browsing import BrowsedMessage
     from qmq.client.client import Client
-    from qmq.client.consumer import Consumer
-    from qmq.client.delayed_message import DelayedMessage
-    from qmq.client.delayed_producer import DelayedProducer
+    from qmq.client.consuming.consumer import Consumer
+    from qmq.client.consuming.message import Message, Messages
+    from qmq.client.consuming.ordered.consumer import OrderedConsumer
+    from qmq.client.consuming.ordered.message import OrderedMessage
+    from qmq.client.consuming.settlements import StateDir
     from qmq.client.interceptors import BaseInterceptor, Interceptor, Outgoing
-    from qmq.client.listening.context import Context
-    from qmq.client.listening.outcomes import Reject, Retry
-    from qmq.client.message import Message, Messages
-    from qmq.client.ordered.ordered_consumer import OrderedConsumer
-    from qmq.client.ordered.ordered_message import OrderedMessage
-    from qmq.client.ordered.ordered_producer import OrderedProducer
-    from qmq.client.producer import Producer
-    from qmq.client.receipts import BatchReceipt, Receipt, Receipts, Ticket
+    from qmq.client.listening.context import Context, Reject, Retry
+    from qmq.client.producing.delayed import DelayedMessage, DelayedProducer
+    from qmq.client.producing.ordered.producer import OrderedProducer
+    from qmq.client.producing.producer import Producer
+    from qmq.client.producing.receipts import BatchReceipt, Receipt, Receipts, Ticket
     from qmq.client.settle_report import SettleReport
-    from qmq.client.state_folder import StateDir
     from qmq.client.tracing import TraceContext
     from qmq.errors import Outcome, QmqError
-    from qmq.event_loop import run
     from qmq.model import DelayedId, Fencing, MessageId, Order, SubjectConfig, SubjectFlush
-    from qmq.security.client_tokens import Token
+    from qmq.process.event_loop import run
     from qmq.security.tls import Tls
+    from qmq.security.tokens import Token
 
 __version__ = "0.2.0"
 
@@ -90,41 +88,41 @@ __all__ = [
 
 _PLACES: Final = {
     "BaseInterceptor": "qmq.client.interceptors:BaseInterceptor",
-    "BatchReceipt": "qmq.client.receipts:BatchReceipt",
-    "BrowsedMessage": "qmq.client.browse_selection:BrowsedMessage",
+    "BatchReceipt": "qmq.client.producing.receipts:BatchReceipt",
+    "BrowsedMessage": "qmq.client.browsing:BrowsedMessage",
     "Client": "qmq.client.client:Client",
-    "Consumer": "qmq.client.consumer:Consumer",
+    "Consumer": "qmq.client.consuming.consumer:Consumer",
     "Context": "qmq.client.listening.context:Context",
     "DelayedId": "qmq.model:DelayedId",
-    "DelayedMessage": "qmq.client.delayed_message:DelayedMessage",
-    "DelayedProducer": "qmq.client.delayed_producer:DelayedProducer",
+    "DelayedMessage": "qmq.client.producing.delayed:DelayedMessage",
+    "DelayedProducer": "qmq.client.producing.delayed:DelayedProducer",
     "Fencing": "qmq.model:Fencing",
     "Interceptor": "qmq.client.interceptors:Interceptor",
-    "Message": "qmq.client.message:Message",
+    "Message": "qmq.client.consuming.message:Message",
     "MessageId": "qmq.model:MessageId",
-    "Messages": "qmq.client.message:Messages",
+    "Messages": "qmq.client.consuming.message:Messages",
     "Order": "qmq.model:Order",
-    "OrderedConsumer": "qmq.client.ordered.ordered_consumer:OrderedConsumer",
-    "OrderedMessage": "qmq.client.ordered.ordered_message:OrderedMessage",
-    "OrderedProducer": "qmq.client.ordered.ordered_producer:OrderedProducer",
+    "OrderedConsumer": "qmq.client.consuming.ordered.consumer:OrderedConsumer",
+    "OrderedMessage": "qmq.client.consuming.ordered.message:OrderedMessage",
+    "OrderedProducer": "qmq.client.producing.ordered.producer:OrderedProducer",
     "Outcome": "qmq.errors:Outcome",
     "Outgoing": "qmq.client.interceptors:Outgoing",
-    "Producer": "qmq.client.producer:Producer",
+    "Producer": "qmq.client.producing.producer:Producer",
     "QmqError": "qmq.errors:QmqError",
-    "Receipt": "qmq.client.receipts:Receipt",
-    "Receipts": "qmq.client.receipts:Receipts",
-    "Reject": "qmq.client.listening.outcomes:Reject",
-    "Retry": "qmq.client.listening.outcomes:Retry",
+    "Receipt": "qmq.client.producing.receipts:Receipt",
+    "Receipts": "qmq.client.producing.receipts:Receipts",
+    "Reject": "qmq.client.listening.context:Reject",
+    "Retry": "qmq.client.listening.context:Retry",
     "SettleReport": "qmq.client.settle_report:SettleReport",
     "SubjectConfig": "qmq.model:SubjectConfig",
     "SubjectFlush": "qmq.model:SubjectFlush",
-    "Ticket": "qmq.client.receipts:Ticket",
+    "Ticket": "qmq.client.producing.receipts:Ticket",
     "Tls": "qmq.security.tls:Tls",
     "TraceContext": "qmq.client.tracing:TraceContext",
     "blocking": "qmq.blocking",
     "errors": "qmq.errors",
     "payload": "qmq.client.payloads",
-    "run": "qmq.event_loop:run",
+    "run": "qmq.process.event_loop:run",
 }
 """Where each public name is defined: "module:name", or a module."""
 
@@ -170,9 +168,9 @@ def connect(
     """
     from qmq.blocking import beside
     from qmq.client.client import Client
-    from qmq.client.connection import timing_with
+    from qmq.client.connection.connection import timing_with
+    from qmq.rpc.tls_network import network_of
     from qmq.security.contexts import default_server
-    from qmq.security.tls_network import network_of
 
     return Client(
         addresses or default_server(),

@@ -69,6 +69,12 @@
 
 Each error says what happened, to what, and what to do next. `outcome` is the outcome of the message that was sent: stored, not stored, or
 unknown; an error never guesses.
+
+Invariants that hold for all input from clients. A replica that finds one broken stops with an error, instead of continuing with a wrong
+state.
+
+A check here stays on under `python -O`, which removes each `assert`, so that replicas would differ. A check never tests a condition that a
+client or the content of the log can cause: brokers refuse such input before they store it, or all replicas skip it (docs/REPLICATION.md).
 """
 
 from __future__ import annotations
@@ -456,3 +462,13 @@ def from_wire(code: int, message: str, outcome: int, retry_after_ms: int) -> Qmq
     if retry_after_ms:
         error.retry_after_ms = retry_after_ms
     return error
+
+
+class InvariantBroken(AssertionError):
+    """An invariant is broken: the process must stop before it does anything else."""
+
+
+def check(condition: object, text: str) -> None:
+    """Raise InvariantBroken, which ends the process, unless the condition holds."""
+    if not condition:
+        raise InvariantBroken(text)

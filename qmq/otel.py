@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any, Final
 from qmq.client.interceptors import BaseInterceptor, Headers, Outgoing
 from qmq.client.tracing import TRACEPARENT
 from qmq.errors import InvalidArgument
-from qmq.network import parse
+from qmq.rpc.network import parse
 
 if TYPE_CHECKING:
     from opentelemetry.propagators.textmap import TextMapPropagator
     from opentelemetry.trace import Link, Span, TracerProvider
 
     from qmq.client.interceptors import AnyMessage
-    from qmq.client.receipts import Receipt
+    from qmq.client.producing.receipts import Receipt
     from qmq.client.settle_report import SettleReport
 
 SYSTEM: Final = "qmq"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
 
     from qmq.client.interceptors import AnyMessage
-    from qmq.client.receipts import Receipt
+    from qmq.client.producing.receipts import Receipt
     from qmq.client.settle_report import SettleReport
 
 BOUNDARIES_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)

@@ -18,7 +18,7 @@ from typing import Final
 from bench_cold import SIZE, fill, p99, pace
 from bench_group import ReplicaSet
 from bench_processes import together
-from qmq_coordination.etcd.etcd_process import EtcdProcess
+from qmq_coordination.etcd.process import EtcdProcess
 
 from qmq.limits import MIB
 

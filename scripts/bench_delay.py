@@ -17,9 +17,9 @@ import numpy as np
 from bench_processes import Node, together
 
 import qmq
-from qmq.batch import encode
-from qmq.batch_columns import Columns
 from qmq.limits import MIB
+from qmq.wire.batch import encode
+from qmq.wire.batch_columns import Columns
 
 HOUR_MS: Final = 3_600_000
 BATCH: Final = 1_000
@@ -149,12 +149,12 @@ def batches(count: int, begin_ms: int, span_ms: int, size: int) -> Iterator[tupl
 def fill(folder: Path, count: int, begin_ms: int, span_ms: int, size: int = 20) -> None:
     """Write a node's delay folder with `count` messages, in the node's own format."""
     from qmq.broker.produce_checks import Destination, read_batch
-    from qmq.clock import SystemClock
     from qmq.delay.schedule import Schedule
-    from qmq.log.checkpoint_writing import begin_checkpoint, close_store, end_checkpoint
+    from qmq.log.checkpoint import begin_checkpoint, close_store, end_checkpoint
     from qmq.log.disk import Disk
     from qmq.log.log_config import LogConfig
     from qmq.log.recovery import open_store
+    from qmq.process.event_loop import SystemClock
 
     disk = Disk()
     projection = Schedule(folder / "schedule", disk, HOUR_MS)
@@ -193,13 +193,13 @@ def load_hour(count: int) -> dict[str, float]:
 
 
 def _load(folder: str, begin_ms: int, results: Any) -> None:
-    from qmq.clock import SystemClock
     from qmq.delay.loader import Loader
     from qmq.delay.schedule import Schedule
     from qmq.delay.wheel import Wheel
     from qmq.log.disk import Disk
     from qmq.log.log_config import LogConfig
     from qmq.log.recovery import open_store
+    from qmq.process.event_loop import SystemClock
 
     disk = Disk()
     projection = Schedule(Path(folder) / "schedule", disk, HOUR_MS)

@@ -20,8 +20,8 @@ from typing import Any, Final
 
 from google_crc32c import value as crc32c
 
-from qmq.client.ready_form import cut_bodies
-from qmq.process_tuning import tune_process
+from qmq.client.consuming.ready_form import cut_bodies
+from qmq.process.event_loop import tune_process
 from qmq.wire.frame_stream import tune_socket
 
 SIZE: Final = 1024

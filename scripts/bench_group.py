@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from qmq_coordination.etcd.etcd_process import EtcdProcess, free_ports
+from qmq_coordination.etcd.process import EtcdProcess, free_ports
 
 
 class ReplicaSet:

@@ -97,9 +97,9 @@ def _told(results: Any, work: Callable[..., Any], *words: Any) -> None:
 
 
 def _writer(options: dict[str, str], folder: str) -> Any:
-    from pyspark_qmq.lake.catalogs import open_catalog
-    from pyspark_qmq.lake.lake_writer import LakeOptions, LakeWriter
-    from pyspark_qmq.read_options import parse
+    from pyspark_qmq.lake.catalog import open_catalog
+    from pyspark_qmq.lake.writer import LakeOptions, LakeWriter
+    from pyspark_qmq.options import parse
 
     asked = parse({"subscribe": SUBJECT, "startingOffsets": "earliest", **options}, is_stream=True)
     catalog = open_catalog("lake", f"sqlite:///{folder}/catalog.db", f"file://{folder}/warehouse")

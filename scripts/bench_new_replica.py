@@ -20,10 +20,10 @@ from bench_replicas import cpu_s
 from bench_tiering import folder_store
 
 from qmq.limits import MIB
-from qmq.network import NETWORK
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
-from qmq.server_name import any_server
+from qmq.rpc.network import NETWORK
+from qmq.rpc.server_name import any_server
 
 SEGMENT_MIB: Final = 64
 WAIT_S: Final = 1200

@@ -18,7 +18,7 @@ from typing import Any
 from bench_limit import limited
 
 try:
-    from qmq.process_tuning import calm_collector, keep_freed_memory
+    from qmq.process.event_loop import calm_collector, keep_freed_memory
 except ImportError:  # an older checkout, measured beside this one
     from qmq.node.process_tuning import calm_collector, keep_freed_memory  # type: ignore[import-not-found, no-redef]
 

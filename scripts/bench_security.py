@@ -24,7 +24,7 @@ from statistics import median, quantiles
 from typing import Any, Final, NamedTuple
 
 import qmq
-from qmq.security.authority import create_authority, issue
+from qmq.security.certificates import create_authority, issue
 
 FORMS: Final = ("plain", "tls", "enforce")
 SIZES: Final = (100, 1024)

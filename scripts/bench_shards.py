@@ -28,7 +28,7 @@ from typing import Any, Final
 from bench_everyday import FIRST, Measured, Watch, receive_columns
 from bench_limit import cpu_s, limited
 from bench_processes import in_loop, together
-from qmq_coordination.etcd.etcd_process import EtcdProcess
+from qmq_coordination.etcd.process import EtcdProcess
 
 import qmq
 from qmq.model import Order, SubjectConfig

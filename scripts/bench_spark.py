@@ -60,8 +60,8 @@ class TupleReader(DataSourceReader):
     """Wraps QMQ's reader and yields each row as a tuple."""
 
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
-        from pyspark_qmq import read_options as parsed
-        from pyspark_qmq.log_reader import LogReader
+        from pyspark_qmq import options as parsed
+        from pyspark_qmq.reader import LogReader
 
         self._reader = LogReader(parsed.parse(options, is_stream=False), schema)
 

@@ -23,7 +23,7 @@ from bench_cold import SIZE, drain, fill, forget
 from bench_group import ReplicaSet
 from bench_processes import together
 from bench_replicas import cpu_s
-from qmq_coordination.etcd.etcd_process import free_ports
+from qmq_coordination.etcd.process import free_ports
 
 from qmq.limits import MIB
 

@@ -1,4 +1,4 @@
-"""Make the blocking client from the asyncio one: `qmq/blocking.py` and `qmq/blocking_parts.py`, from the classes in MODULES.
+"""Make the blocking client from the asyncio one: `qmq/blocking/__init__.py` and `qmq/blocking/admin.py`, from the classes in MODULES.
 
     python scripts/generate_blocking.py
 
@@ -9,8 +9,8 @@ Each public method of a class becomes a method of the same name, with the same p
     an asynchronous generator   an iterator whose items are fetched one by one
     a property                  the value; a part of the client becomes the part's blocking class
 
-What cannot be made so is written by hand in `qmq/blocking_base.py`. tests/qmq/client/test_blocking.py compares the committed files with
-what this writes.
+What cannot be made so is written by hand in `qmq/blocking/loop_thread.py`. tests/qmq/client/test_blocking.py compares the committed files
+with what this writes.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ CLIENT: Final = (
             {"send", "send_many", "browse", "queue_ends", "serve_metrics", "metrics", "delayed", "metadata", "access", "consumer"}
             | {"is_paused", "pause", "resume"}
         ),
-        parents=(("qmq/client/sending_client.py", "SendingClient"), ("qmq/client/browse_entry.py", "BrowsingClient")),
+        parents=(("qmq/client/producing/client.py", "SendingClient"), ("qmq/client/browse_entry.py", "BrowsingClient")),
     ),
     Source(
-        "qmq/client/consumer.py",
+        "qmq/client/consuming/consumer.py",
         "Consumer",
         "BlockingConsumer",
         "BlockingConsumerBase",
@@ -67,9 +67,15 @@ CLIENT: Final = (
     ),
 )
 PARTS: Final = (
-    Source("qmq/client/delayed.py", "Delayed", "BlockingDelayed", "BlockingPart", "Delayed messages that wait: `BlockingClient.delayed`."),
     Source(
-        "qmq/client/metadata.py",
+        "qmq/client/producing/delayed.py",
+        "Delayed",
+        "BlockingDelayed",
+        "BlockingPart",
+        "Delayed messages that wait: `BlockingClient.delayed`.",
+    ),
+    Source(
+        "qmq/client/metadata/service.py",
         "MetadataClient",
         "BlockingMetadata",
         "BlockingPart",
@@ -133,21 +139,21 @@ __all__ = ["BlockingAccess", "BlockingClient", "BlockingConsumer", "BlockingDela
 IMPORTS: Final = """
 import asyncio
 from collections.abc import Iterable, Sequence
-from qmq.blocking_base import BlockingClientBase, BlockingConsumerBase, LoopThread
-from qmq.blocking_parts import BlockingAccess, BlockingDelayed, BlockingMetadata
+from qmq.blocking.loop_thread import BlockingClientBase, BlockingConsumerBase, LoopThread
+from qmq.blocking.admin import BlockingAccess, BlockingDelayed, BlockingMetadata
 from qmq.client.client import Client
-from qmq.client.connection import timing_with
+from qmq.client.connection.connection import timing_with
 from qmq.client.interceptors import Interceptor
-from qmq.client.state_folder import StateDir
-from qmq.security.client_tokens import Token
+from qmq.client.consuming.settlements import StateDir
+from qmq.security.tokens import Token
 from qmq.security.contexts import default_server
 from qmq.security.tls import Tls
-from qmq.security.tls_network import network_of
+from qmq.rpc.tls_network import network_of
 """
 PARTS_HEAD: Final = '''"""The parts of the blocking client: delayed messages that wait, administration, and access rules."""
 '''
 PARTS_IMPORTS: Final = """
-from qmq.blocking_base import BlockingPart, LoopThread
+from qmq.blocking.loop_thread import BlockingPart, LoopThread
 """
 
 
@@ -163,8 +169,8 @@ class MadeModule:
 
 
 MODULES: Final = (
-    MadeModule(ROOT / "qmq" / "blocking.py", CLIENT, HEAD, IMPORTS, TAIL),
-    MadeModule(ROOT / "qmq" / "blocking_parts.py", PARTS, PARTS_HEAD, PARTS_IMPORTS),
+    MadeModule(ROOT / "qmq" / "qmq/blocking/__init__.py", CLIENT, HEAD, IMPORTS, TAIL),
+    MadeModule(ROOT / "qmq" / "qmq/blocking/admin.py", PARTS, PARTS_HEAD, PARTS_IMPORTS),
 )
 
 

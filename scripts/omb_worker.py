@@ -29,7 +29,7 @@ from load_worker import LoadWorker
 
 import qmq
 from qmq.errors import QmqError
-from qmq.web_server import WebServer
+from qmq.rpc.web_server import WebServer
 
 CONNECTIONS_MAX = 64
 

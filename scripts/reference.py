@@ -23,21 +23,21 @@ from qmq_coordination.broker_groups import DelaySettings
 from typer.main import get_command
 
 import qmq
-from qmq.broker.broker_config import BrokerConfig
+from qmq.broker.config import BrokerConfig
 from qmq.cli.app import app
-from qmq.cli.broker_role import BrokerOptions
-from qmq.cli.delay_role import DelayOptions
+from qmq.cli.broker import BrokerOptions
+from qmq.cli.delay import DelayOptions
 from qmq.cli.dev import DevOptions
 from qmq.cli.gateway import GatewayOptions
 from qmq.cli.meta import MetaOptions
 from qmq.cli.roles import parameters_of
-from qmq.client.dead_letter_queue import DeadLetters
-from qmq.client.delayed import Delayed
-from qmq.delay.delay_config import DelayConfig
+from qmq.client.dead_letters import DeadLetters
+from qmq.client.producing.delayed import Delayed
+from qmq.delay.config import DelayConfig
 from qmq.log.log_config import LogConfig
-from qmq.meta.meta_server import MetaConfig
+from qmq.meta.server import MetaConfig
 from qmq.model import GroupSettings, SubjectConfig
-from qmq.rpc_door import RpcBounds
+from qmq.rpc.listener import RpcBounds
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
 MADE = "<!-- Made by scripts/reference: change the code, and run that again. -->"

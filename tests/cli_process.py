@@ -142,7 +142,6 @@ def _serve(channel: socket.socket) -> None:
     import typer._adapters  # noqa: F401 - what typer loads for the first value, with pydantic
     from typer.main import get_command
 
-    import qmq.client.metadata  # noqa: F401
     from qmq.cli.app import app
 
     command_line = get_command(app)

@@ -13,7 +13,7 @@ import forms
 import needs
 import pytest
 from hypothesis import settings
-from qmq_coordination.etcd.etcd_process import EtcdProcess
+from qmq_coordination.etcd.process import EtcdProcess
 from secret_scan import pytest_runtest_makereport as pytest_runtest_makereport
 from support import NodeProcess, node_config, running
 

@@ -15,11 +15,11 @@ import msgspec
 from hypothesis import strategies as st
 
 from qmq import errors
-from qmq.client.dead_letter import DeadLetter, letter_of
-from qmq.client.delayed_message import DelayedMessage
-from qmq.clock import time_of
-from qmq.log.checked_payload import with_checksum
+from qmq.client.dead_letters import DeadLetter, letter_of
+from qmq.client.producing.delayed import DelayedMessage
+from qmq.log.segment_index import with_checksum
 from qmq.model import DelayedId, MessageId
+from qmq.process.event_loop import time_of
 
 Strategy = st.SearchStrategy[Any]
 

@@ -25,15 +25,17 @@ from decoder import (
 from hypothesis import strategies as st
 
 from qmq import errors
-from qmq.backup import backup_manifest, cluster_items, running_marks
-from qmq.cli import browse, consume, delay_view, dlq, group, produce, times
+from qmq.backup import cluster_items, manifest, prune
+from qmq.cli import arguments, browse, consume, delay, dlq, group, produce
 from qmq.cli.mirroring import mirror_subject
-from qmq.cli.transfer import json_lines, parquet_rows
-from qmq.cli.transfer.load_journal import LoadJournal
-from qmq.cli.transfer.transfer_record import record_of
-from qmq.log.checked_payload import with_checksum
-from qmq.operations import key_texts, message_view
-from qmq.operations.inquiry import Followed, Inquiry
+from qmq.cli.transfer import records
+from qmq.cli.transfer import records as parquet_rows
+from qmq.cli.transfer.loading import LoadJournal
+from qmq.cli.transfer.records import record_of
+from qmq.log.segment_index import with_checksum
+from qmq.operations import messages
+from qmq.operations import text as key_texts
+from qmq.operations.messages import Followed, Inquiry
 from qmq.proto.v1 import control_pb2 as control
 from qmq.tiering import segment_catalog, stored_segment
 
@@ -61,7 +63,7 @@ def place(data: bytes, found: dict[str, bytes], time_ms: int, *, is_directed: bo
 @st.composite
 def inquiries(draw: st.DrawFn) -> Inquiry:
     where = place(draw(values.BYTES), draw(values.headers("qmq-group", "qmq-attempt")), draw(INT64), is_directed=draw(st.booleans()))
-    kinds = st.sampled_from([*message_view.WHAT, ""]) | values.WIRE_TEXTS
+    kinds = st.sampled_from([*messages.WHAT, ""]) | values.WIRE_TEXTS
     last = control.MessageEvent(kind=draw(kinds), error=draw(values.WIRE_TEXTS), time_ms=draw(INT64))
     state = draw(st.sampled_from(["new", "held", "waiting", "dying", "dead", "done", "parked"]))
     states = [
@@ -82,9 +84,9 @@ def each_inquiry() -> Iterator[Inquiry]:
 
 
 def asked(inquiry: Inquiry) -> None:
-    shown(message_view.why(inquiry, 10**12))
-    shown(message_view.timeline(inquiry))
-    shown([message_view.message_facts(each.place) for each in inquiry.followed])
+    shown(messages.why(inquiry, 10**12))
+    shown(messages.timeline(inquiry))
+    shown([messages.message_facts(each.place) for each in inquiry.followed])
 
 
 def browsed_line(message: Any) -> None:
@@ -139,7 +141,7 @@ LINES: Final = values.json_of(
 
 
 def written(message: Any) -> None:
-    json_lines.record_of_line(json_lines.json_line(record_of(message), {}), 1)
+    records.record_of_line(records.json_line(record_of(message), {}), 1)
     mirror_subject.path_of(record_of(message))
 
 
@@ -149,7 +151,7 @@ COMMANDS: Final = (
         inquiries(),
         asked,
         (),
-        ("qmq.operations.key_texts.key_text", "qmq.operations.message_view.text_of"),
+        ("qmq.operations.text.key_text", "qmq.operations.messages.text_of"),
         always=tuple(each_inquiry()),
     ),
     Decoder(
@@ -157,7 +159,7 @@ COMMANDS: Final = (
         values.browsed(),
         browsed_line,
         (),
-        ("qmq.operations.message_view.text_of",),
+        ("qmq.operations.messages.text_of",),
         always=values.each_browsed(),
     ),
     Decoder(
@@ -166,7 +168,7 @@ COMMANDS: Final = (
         consumed,
         always=values.each_received(),
     ),
-    Decoder("qmq delay", delayed(), lambda message: shown(delay_view.message_facts(message)), always=each_delayed()),
+    Decoder("qmq delay", delayed(), lambda message: shown(delay.message_facts(message)), always=each_delayed()),
     Decoder(
         "qmq dlq: a letter",
         values.received(st.just(LETTER_HEADERS) | LETTERS),
@@ -180,17 +182,18 @@ COMMANDS: Final = (
         values.TEXTS | values.BASE64.map(lambda text: f"base64:{text}") | values.TEXTS.map(lambda text: f"hex:{text}"),
         key_texts.parse_key,
         (errors.InvalidArgument,),
-        ("qmq.operations.key_texts.parse_key",),
+        ("qmq.operations.text.parse_key",),
         always=(*values.TEXT_EXAMPLES, *[f"{kind}:{text}" for kind in ("base64", "hex") for text in values.TEXT_EXAMPLES]),
     ),
     Decoder(
         "commands: times and durations",
         values.TIME_TEXTS | values.TEXTS | values.NUMBERS.map(lambda number: f"{number}w"),
         lambda text: [
-            each(text) for each in (tolerant(times.parse_when), tolerant(times.parse_duration), tolerant(browse.moment), group.parse_target)
+            each(text)
+            for each in (tolerant(arguments.parse_when), tolerant(arguments.parse_duration), tolerant(browse.moment), group.parse_target)
         ],
         (errors.InvalidArgument,),
-        ("qmq.cli.times.parse_when", "qmq.cli.times.parse_duration", "qmq.cli.browse.moment", "qmq.cli.group.parse_target"),
+        ("qmq.cli.arguments.parse_when", "qmq.cli.arguments.parse_duration", "qmq.cli.browse.moment", "qmq.cli.group.parse_target"),
         always=(*values.TEXT_EXAMPLES, *[f"{number}w" for number in values.NUMBER_TEXTS], "999999999d"),
     ),
     Decoder(
@@ -204,9 +207,9 @@ COMMANDS: Final = (
     Decoder(
         "qmq import: a line",
         LINES,
-        lambda line: json_lines.record_of_line(line, 1),
+        lambda line: records.record_of_line(line, 1),
         (errors.InvalidArgument,),
-        ("qmq.cli.transfer.json_lines.record_of_line", "qmq.cli.transfer.json_lines._bytes_of"),
+        ("qmq.cli.transfer.records.record_of_line", "qmq.cli.transfer.records._bytes_of"),
         always=values.each_change(LINE),
     ),
     Decoder(
@@ -214,7 +217,7 @@ COMMANDS: Final = (
         values.browsed(),
         written,
         (),
-        ("qmq.cli.transfer.json_lines._body",),
+        ("qmq.cli.transfer.records._body",),
         always=values.each_browsed(),
     ),
     Decoder(
@@ -229,7 +232,7 @@ COMMANDS: Final = (
         values.json_of(values.changed(JOURNAL)).map(lambda data: data + b"\n"),
         in_file(loaded),
         (errors.InvalidArgument,),
-        ("qmq.cli.transfer.load_journal.LoadJournal._read", "qmq.cli.transfer.load_journal.LoadState.of_json"),
+        ("qmq.cli.transfer.loading.LoadJournal._read", "qmq.cli.transfer.loading.LoadState.of_json"),
         always=tuple(each + b"\n" for each in values.each_change(JOURNAL)),
     ),
     Decoder(
@@ -253,9 +256,9 @@ STORED: Final = (
     Decoder(
         "backup: the manifest",
         checked(b"QMK1", PACKED | values.objects(version=st.just(1), id=values.WIRE_TEXTS, groups=st.just([])).map(packed)),
-        lambda data: backup_manifest.decode_manifest("20261121T130000000Z-ab12", data),
+        lambda data: manifest.decode_manifest("20261121T130000000Z-ab12", data),
         (errors.BackupDamaged, errors.BackupVersion),
-        ("qmq.backup.backup_manifest.decode_manifest",),
+        ("qmq.backup.manifest.decode_manifest",),
         always=(*values.BYTE_EXAMPLES, *[with_checksum(b"QMK1", each) for each in values.BYTE_EXAMPLES]),
     ),
     Decoder(
@@ -269,9 +272,9 @@ STORED: Final = (
     Decoder(
         "backup: names of objects",
         values.TEXTS.map(lambda text: f"running/create-{text}-x") | values.TEXTS,
-        lambda name: (running_marks.mark_of(name), backup_manifest.time_of_backup(name), backup_manifest.id_of(name)),
+        lambda name: (prune.mark_of(name), manifest.time_of_backup(name), manifest.id_of(name)),
         (),
-        ("qmq.backup.backup_manifest.time_of_backup",),
+        ("qmq.backup.manifest.time_of_backup",),
         always=(*values.TEXT_EXAMPLES, *[f"running/create-{each}-x" for each in values.TEXT_EXAMPLES]),
     ),
     Decoder(

@@ -14,7 +14,7 @@ from decoder import Decoder
 from hypothesis import strategies as st
 
 from qmq import errors
-from qmq.security.access_config import JwtConfig
+from qmq.security.access import JwtConfig
 from qmq.security.contexts import ContextFile
 from qmq.security.jwt_tokens import JwtVerifier
 from qmq.security.tls import Credentials, Tls

@@ -21,23 +21,25 @@ from decoder import (
 )
 from hypothesis import strategies as st
 from pyspark_qmq import offsets as spark_offsets
-from pyspark_qmq import stream_progress
-from pyspark_qmq.datasets import delay_schedule
-from pyspark_qmq.files import file_routes, log_folders
+from pyspark_qmq import stream
+from pyspark_qmq.datasets import schedules
+from pyspark_qmq.files import folders, routes
 from pyspark_qmq.jobs import job
 from pyspark_qmq.jobs.report import plain
-from pyspark_qmq.lake import archive_migration, positions, rejected_rows, typed_columns, typed_rows
-from pyspark_qmq.option_values import OptionValues
+from pyspark_qmq.lake import migration, table, typed_columns, typed_rows
+from pyspark_qmq.lake import typed as rejected_rows
+from pyspark_qmq.options import OptionValues
 
 from qmq import errors
-from qmq.client import ack_spool, payloads, tracing
-from qmq.log.checked_payload import with_checksum
+from qmq.client import payloads, tracing
+from qmq.client.consuming import settlements
+from qmq.log.segment_index import with_checksum
 from qmq.model import DelayedId, MessageId
+from qmq.rpc.channel import failures
 from qmq.schemas import avro_schema, compatibility, declared_schema, json_schema
 from qmq.schemas.body_decoder import decoder_of
 from qmq.schemas.declared_schema import DeclaredSchema, SchemaFormat
 from qmq.sql import debezium_outbox, outbox_message
-from qmq.targeted import failures
 
 # --- schemas, SQL, the client --------------------------------------------------------------------------------------------
 
@@ -226,9 +228,9 @@ CLIENT: Final = (
         read,
         (ValueError,),
         (
-            "qmq.client.message.StoredMessage.key",
-            "qmq.client.message.StoredMessage.json",
-            "qmq.client.message.StoredMessage.create_time_ms",
+            "qmq.client.consuming.message.StoredMessage.key",
+            "qmq.client.consuming.message.StoredMessage.json",
+            "qmq.client.consuming.message.StoredMessage.create_time_ms",
         ),
         always=values.each_received(),
     ),
@@ -262,9 +264,9 @@ CLIENT: Final = (
     Decoder(
         "client: a file of verdicts",
         SPOOL,
-        ack_spool.unpack,
+        settlements.unpack,
         (ValueError,),
-        ("qmq.client.ack_spool.unpack",),
+        ("qmq.client.consuming.settlements.unpack",),
         always=(
             *[b"\n".join([each, json.dumps(SPOOL_LINE).encode(), b""]) for each in values.each_change(SPOOL_FIRST)],
             *[b"\n".join([json.dumps(SPOOL_FIRST).encode(), each, b""]) for each in values.each_change(SPOOL_LINE)],
@@ -296,7 +298,7 @@ CHECKPOINT: Final = (
 def archived(path: Path) -> None:
     """A manifest, and the same as the description of the archive."""
     Path(path.parents[1], "archive.json").write_bytes(path.read_bytes())
-    archive_migration.read_manifests(path.parents[2])
+    migration.read_manifests(path.parents[2])
 
 
 def options(given: tuple[str, str]) -> None:
@@ -307,7 +309,7 @@ def options(given: tuple[str, str]) -> None:
 
 
 def progress(given: dict[str, Any] | bytes) -> None:
-    stream_progress.lag_by_queue({"latestOffset": given, "endOffset": {"s": {"0@g1": 5}}})
+    stream.lag_by_queue({"latestOffset": given, "endOffset": {"s": {"0@g1": 5}}})
 
 
 SPARK: Final = (
@@ -316,7 +318,7 @@ SPARK: Final = (
         st.tuples(values.TEXTS | values.json_of(st.just(["a"])).map(lambda data: data.decode("latin-1")), st.none()),
         options,
         (errors.InvalidArgument,),
-        ("pyspark_qmq.option_values.OptionValues.json",),
+        ("pyspark_qmq.options.OptionValues.json",),
         always=tuple((each, None) for each in values.TEXT_EXAMPLES),
     ),
     Decoder(
@@ -340,18 +342,18 @@ SPARK: Final = (
         OFFSETS | values.json_of(OFFSETS).map(lambda data: data.decode("latin-1")) | values.JSON_VALUES,
         progress,
         (errors.InvalidArgument,),
-        ("pyspark_qmq.stream_progress._parsed",),
+        ("pyspark_qmq.stream._parsed",),
         always=(*values.JSON_EXAMPLES, *tuple(each.decode("latin-1") for each in values.each_change({"s": {"0@g1": 5}}))),
     ),
     Decoder(
         "Spark: exported routes",
         values.json_of(values.changed({"format": "qmq-routes", "version": 1, "subjects": [ROUTE]})),
-        in_file(lambda path: file_routes.empty_queues(file_routes.read_routes(str(path)), ["g1"])),
+        in_file(lambda path: routes.empty_queues(routes.read_routes(str(path)), ["g1"])),
         (errors.InvalidArgument,),
         (
-            "pyspark_qmq.files.file_routes.parse_routes",
-            "pyspark_qmq.files.file_routes._routes",
-            "pyspark_qmq.files.file_routes._partition",
+            "pyspark_qmq.files.routes.parse_routes",
+            "pyspark_qmq.files.routes._routes",
+            "pyspark_qmq.files.routes._partition",
         ),
         always=values.each_change({"format": "qmq-routes", "version": 1, "subjects": [ROUTE]}),
     ),
@@ -359,19 +361,19 @@ SPARK: Final = (
         "Spark: the group of a folder",
         values.json_of(values.JSON_VALUES.map(lambda value: {"content": json.dumps(value)}) | st.just({"content": "{"})),
         in_file(
-            lambda path: (Path(path.parent, "broker/message").mkdir(parents=True), log_folders.find_folders([str(path.parent)])),
+            lambda path: (Path(path.parent, "broker/message").mkdir(parents=True), folders.find_folders([str(path.parent)])),
             "replica.json",
         ),
         (errors.InvalidArgument,),
-        ("pyspark_qmq.files.log_folders._replica_group",),
+        ("pyspark_qmq.files.folders._replica_group",),
         always=values.each_change({"content": '{"group": "g1"}'}),
     ),
     Decoder(
         "Spark: a schedule's files",
         checked(b"QMS1", CHECKPOINT | PACKED),
-        lambda data: delay_schedule.of_mark(data),
+        lambda data: schedules.of_mark(data),
         (errors.LogDamaged,),
-        ("pyspark_qmq.datasets.delay_schedule.of_mark",),
+        ("pyspark_qmq.datasets.schedules.of_mark",),
         always=(*values.BYTE_EXAMPLES, *[with_checksum(b"QMS1", each) for each in values.BYTE_EXAMPLES]),
     ),
     Decoder(
@@ -393,9 +395,9 @@ SPARK: Final = (
     Decoder(
         "lake: the positions of a table",
         POSITIONS.map(lambda data: data.decode("latin-1")),
-        lambda text: positions.encode("s", positions.decode("s", text)),
+        lambda text: table.encode("s", table.decode("s", text)),
         (errors.LogDamaged,),
-        ("pyspark_qmq.lake.positions.decode",),
+        ("pyspark_qmq.lake.table.decode",),
         always=tuple(each.decode("latin-1") for each in values.each_change({"0@g1": 5})),
     ),
     Decoder(
@@ -405,7 +407,7 @@ SPARK: Final = (
         ),
         rejected_rows.pending_of,
         (errors.LogDamaged,),
-        ("pyspark_qmq.lake.rejected_rows.pending_of",),
+        ("pyspark_qmq.lake.typed.pending_of",),
         always=tuple(each.decode("latin-1") for each in values.each_change({"round": "1", "files": ["a"]})),
     ),
     Decoder(
@@ -413,7 +415,7 @@ SPARK: Final = (
         values.json_of(values.changed(ARCHIVE)),
         in_file(archived, "_qmq/manifests/00000001.json"),
         (errors.LogDamaged, errors.InvalidArgument),
-        ("pyspark_qmq.lake.archive_migration._apply", "pyspark_qmq.lake.archive_migration._selection"),
+        ("pyspark_qmq.lake.migration._apply", "pyspark_qmq.lake.migration._selection"),
         always=values.each_change(ARCHIVE),
     ),
 )

@@ -30,23 +30,25 @@ from task_workers import run_in_celery, run_in_dramatiq
 import qmq
 from qmq import errors
 from qmq.client import payloads
-from qmq.client.delayed_message import DelayedMessage
-from qmq.clock import time_of
-from qmq.console import delay_page, live_tail, message_finding
+from qmq.client.producing.delayed import DelayedMessage
 from qmq.console.bodies import body_view
-from qmq.console.dead_letter_pages import LetterFilter, ReplayPlan
 from qmq.console.oidc import OidcConfig, OidcFlow, OidcTokens
-from qmq.gateway import half_messages, message_filter, message_mapping, rocketmq_names, topic_sending
-from qmq.gateway.gateway_credentials import GatewayCredentials
-from qmq.gateway.invisible_messages import ReceiptHandle
-from qmq.gateway.status_codes import Refused
+from qmq.console.pages import delays, subject
+from qmq.console.pages import message as message_finding
+from qmq.console.pages.dead_letters import LetterFilter, ReplayPlan
+from qmq.gateway import filters, messages, sending, transactions
+from qmq.gateway import messages as rocketmq_names
+from qmq.gateway.credentials import GatewayCredentials
+from qmq.gateway.receipts import ReceiptHandle
+from qmq.gateway.status import Refused
 from qmq.integrations import cloud_event, dramatiq, server_sent_events, taskiq
 from qmq.integrations.django.task_ids import task_id
-from qmq.integrations.faststream import faststream_messages
-from qmq.integrations.http import http_requests, http_site
+from qmq.integrations.faststream import messages as faststream_messages
+from qmq.integrations.http import requests, site
 from qmq.integrations.kombu import envelope
 from qmq.model import DelayedId
-from qmq.operations import letter_edit
+from qmq.operations import letters
+from qmq.process.event_loop import time_of
 from qmq.proto.rocketmq import definition_pb2 as api
 
 # --- RocketMQ's gateway -------------------------------------------------------------------------------------------------
@@ -56,13 +58,13 @@ TOPIC: Final = api.Resource(name="s")
 
 def for_client(message: Any) -> None:
     for is_ordered in (True, False):
-        message_mapping.message_for_client(message, TOPIC, is_ordered=is_ordered, handle="h", invisible_ms=5).SerializeToString()
+        messages.message_for_client(message, TOPIC, is_ordered=is_ordered, handle="h", invisible_ms=5).SerializeToString()
 
 
 def half(message: DelayedMessage) -> None:
-    message_mapping.half_message_for_client(message).SerializeToString()
-    half_messages.CheckPlan().is_time(message, 10**15, 5)
-    half_messages.outcome_before(message)
+    messages.half_message_for_client(message).SerializeToString()
+    transactions.CheckPlan().is_time(message, 10**15, 5)
+    transactions.outcome_before(message)
 
 
 @st.composite
@@ -108,14 +110,14 @@ EACH_SENT: Final = tuple(_each_sent())
 
 
 def from_client(message: api.Message) -> None:
-    found = message_mapping.message_from_client(message, 1_000)
+    found = messages.message_from_client(message, 1_000)
     time_of(found.due_ms or 0)
 
 
 def filtered(given: tuple[str, str, Any]) -> None:
     kind, expression, message = given
     asked = api.FilterExpression(type=api.SQL if kind == "SQL" else api.TAG, expression=expression)
-    message_filter.filter_of_request(asked).wants(message)
+    filters.filter_of_request(asked).wants(message)
 
 
 PIECES: Final = (
@@ -171,15 +173,15 @@ GATEWAY: Final = (
         values.BASE64,
         ReceiptHandle.parse,
         (Refused,),
-        ("qmq.gateway.invisible_messages.ReceiptHandle.parse",),
+        ("qmq.gateway.receipts.ReceiptHandle.parse",),
         always=values.WIRE_EXAMPLES,
     ),
     Decoder(
         "gateway: a recall handle",
         values.BASE64,
-        lambda text: DelayedId.parse(topic_sending.parse_recall_handle(text)[1]),
+        lambda text: DelayedId.parse(sending.parse_recall_handle(text)[1]),
         (errors.CallerError,),
-        ("qmq.gateway.topic_sending.parse_recall_handle",),
+        ("qmq.gateway.sending.parse_recall_handle",),
         always=values.WIRE_EXAMPLES,
     ),
     Decoder(
@@ -207,7 +209,7 @@ GATEWAY: Final = (
         values.json_of(st.lists(values.objects(access_key=values.TEXTS, secret_key=values.TEXTS, token=values.TEXTS))),
         in_file(GatewayCredentials.load),
         (errors.InvalidArgument,),
-        ("qmq.gateway.gateway_credentials.GatewayCredentials.load",),
+        ("qmq.gateway.credentials.GatewayCredentials.load",),
         always=values.each_change([{"access_key": "a", "secret_key": "b", "token": "c"}]),
     ),
 )
@@ -231,7 +233,7 @@ HTTP: Final = (
     Decoder(
         "HTTP: a message in an answer",
         values.received(values.headers(*ATTRIBUTES) | values.headers(*ATTRIBUTES).map(event_headers)),
-        lambda message: shown(http_site.message_fields("r", message)),
+        lambda message: shown(site.message_fields("r", message)),
         (),
         ("qmq.integrations.cloud_event.Event.structured",),
         always=(*values.each_received(dict.fromkeys(ATTRIBUTES, b"1")), *values.each_received(event_headers({}))),
@@ -239,9 +241,9 @@ HTTP: Final = (
     Decoder(
         "HTTP: a request that sends, and CloudEvents in each mode",
         st.tuples(MEDIA, st.dictionaries(st.sampled_from(ATTRIBUTES), values.TEXTS), values.json_of(EVENTS | st.lists(EVENTS, max_size=2))),
-        lambda given: [each.headers for each in http_requests.messages_of({**given[1], "content-type": given[0]}, given[2])],
+        lambda given: [each.headers for each in requests.messages_of({**given[1], "content-type": given[0]}, given[2])],
         (errors.InvalidArgument,),
-        ("qmq.integrations.http.http_requests._json", "qmq.integrations.cloud_event.of_structured"),
+        ("qmq.integrations.http.requests._json", "qmq.integrations.cloud_event.of_structured"),
         always=tuple(
             (media, {}, each) for media in (cloud_event.STRUCTURED, cloud_event.BATCH, "") for each in values.each_change(MORE_EVENT)
         ),
@@ -249,9 +251,9 @@ HTTP: Final = (
     Decoder(
         "HTTP: a request that receives",
         values.json_of(values.objects(messages_max=values.NUMBERS, wait_s=values.NUMBERS, invisible_s=values.NUMBERS)),
-        http_requests.receive_of,
+        requests.receive_of,
         (errors.InvalidArgument,),
-        ("qmq.integrations.http.http_requests._number",),
+        ("qmq.integrations.http.requests._number",),
         always=values.each_change({"messages_max": 1, "wait_s": 1, "invisible_s": 1}),
     ),
     Decoder(
@@ -259,14 +261,14 @@ HTTP: Final = (
         values.json_of(
             values.objects(receipts=st.lists(values.TEXTS, min_size=1), verdict=st.just("nack"), delay_s=values.NUMBERS, error=values.TEXTS)
         ),
-        http_requests.settle_of,
+        requests.settle_of,
         (errors.InvalidArgument,),
         always=values.each_change({"receipts": ["r"], "verdict": "nack", "delay_s": 1, "error": "e"}),
     ),
     Decoder(
         "HTTP: options of a request that sends",
         st.dictionaries(st.sampled_from(["key", "delay_s"]), values.TEXTS),
-        lambda query: http_requests.send_options(query, ()),
+        lambda query: requests.send_options(query, ()),
         (errors.InvalidArgument,),
         always=tuple({name: each} for name in ("key", "delay_s") for each in values.TEXT_EXAMPLES),
     ),
@@ -454,7 +456,7 @@ EACH_FORM: Final = tuple(
 def on_a_page(message: Any) -> None:
     for masked in (MASKED, frozenset[str]()):
         found = message_finding.shown_message(message, masked)
-        live_tail.event("message", live_tail.message_fields(found), "1")
+        subject.event("message", subject.message_fields(found), "1")
         shown([found.key, found.headers, found.body.text, found.body.line])
         message_finding.MessageQuery(key="k", header="h=v", content="c").wants(message, masked)
 
@@ -463,8 +465,8 @@ def replayed(given: tuple[dict[str, str], Any]) -> None:
     form, message = given
     found = letter(message)
     for each in form.values():
-        edit = tolerant(lambda text: letter_edit.LetterEdit.parse([text], [text]))(each)
-        if isinstance(edit, letter_edit.LetterEdit):
+        edit = tolerant(lambda text: letters.LetterEdit.parse([text], [text]))(each)
+        if isinstance(edit, letters.LetterEdit):
             shown(edit.options())
             tolerant(lambda edit: body_view(edit.of(found).body, MASKED))(edit)
     plan = ReplayPlan.of(form)
@@ -502,7 +504,7 @@ CONSOLE: Final = (
     Decoder(
         "console: a delayed message",
         delayed(),
-        lambda message: (delay_page.next_runs(message), body_view(message.body or b"", MASKED)),
+        lambda message: (delays.next_runs(message), body_view(message.body or b"", MASKED)),
         always=each_delayed(),
     ),
     Decoder(
@@ -522,7 +524,7 @@ CONSOLE: Final = (
         values.TIME_TEXTS | values.WIRE_TEXTS,
         lambda text: time_of(message_finding.moment_ms(text)),
         (errors.InvalidArgument,),
-        ("qmq.console.message_finding.moment_ms",),
+        ("qmq.console.pages.message.moment_ms",),
         always=values.TEXT_EXAMPLES,
     ),
     Decoder(
@@ -531,10 +533,10 @@ CONSOLE: Final = (
         replayed,
         (errors.InvalidArgument,),
         (
-            "qmq.client.dead_letter.letter_of",
-            "qmq.operations.letter_edit._field",
-            "qmq.operations.letter_edit._object",
-            "qmq.operations.letter_edit.LetterEdit.options",
+            "qmq.client.dead_letters.letter_of",
+            "qmq.operations.letters._field",
+            "qmq.operations.letters._object",
+            "qmq.operations.letters.LetterEdit.options",
         ),
         always=tuple((form, message) for form in EACH_FORM for message in values.each_received(LETTER_HEADERS)[:: len(EACH_FORM)]),
     ),

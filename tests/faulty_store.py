@@ -13,7 +13,7 @@ from qmq_coordination.coordination_store import Compare, Operation, TxnResult
 from qmq_coordination.embedded import EmbeddedStore
 
 from qmq.errors import CoordinationUnavailable, CoordinationUnknown
-from qmq.request_changes import note_change
+from qmq.rpc.request_changes import note_change
 
 
 class Fault(Enum):

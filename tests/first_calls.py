@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 import qmq
-from qmq.client.route_book import Master
+from qmq.client.metadata.cache import Master
 
 Call = Callable[[qmq.Client], Awaitable[object]]
 

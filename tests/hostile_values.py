@@ -17,10 +17,10 @@ import hostile
 from google_crc32c import value as crc32c
 from hypothesis import strategies as st
 
-from qmq.batch import BatchView, Envelope, encode
-from qmq.batch_columns import Columns
-from qmq.client.browse_selection import BrowsedMessage, BrowsedQueue
-from qmq.client.message import Decoded, Message, Slice
+from qmq.client.browsing import BrowsedMessage, BrowsedQueue
+from qmq.client.consuming.message import Decoded, Message, Slice
+from qmq.wire.batch import BatchView, Envelope, encode
+from qmq.wire.batch_columns import Columns
 
 NUMBER_TEXTS: Final = (
     *("²", "٣", "1_000", " 1", "+1", "-0", "-1", "1.", "1.5", "infinity", "NaN", "1e999", "1e400", "", "0" * 30, "0x10", "9" * 5_000),

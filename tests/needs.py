@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from qmq_coordination.etcd.etcd_process import find_binary
+from qmq_coordination.etcd.process import find_binary
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
 from cluster_runner.netns import unavailable

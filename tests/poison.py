@@ -7,8 +7,8 @@ from typing import Final
 
 from google_crc32c import value as crc32c
 
-from qmq.batch import encode, sent_envelope
-from qmq.batch_columns import REGION, REGION_BYTES, Columns
+from qmq.wire.batch import encode, sent_envelope
+from qmq.wire.batch_columns import REGION, REGION_BYTES, Columns
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,8 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import IO
 
-from qmq.batch import encode, sent_sizes
-from qmq.batch_columns import BatchFlag, Columns, parse_header
 from qmq.broker.broker import Broker, LookUpSubject
-from qmq.broker.broker_config import BrokerConfig
-from qmq.clock import Clock
+from qmq.broker.config import BrokerConfig
 from qmq.errors import DiskFull
 from qmq.log.disk import BLOCK_BYTES, Disk
 from qmq.log.log_config import LogConfig
@@ -26,8 +23,11 @@ from qmq.log.store import Intake, Store
 from qmq.model import SubjectConfig
 from qmq.node.broker_assembly import StandaloneBroker
 from qmq.node.dev_node import Node, NodeConfig
-from qmq.targeted import LOOK_INSIDE
+from qmq.process.event_loop import Clock
+from qmq.rpc.channel import LOOK_INSIDE
 from qmq.testing.mortal_disk import MortalDisk
+from qmq.wire.batch import encode, sent_sizes
+from qmq.wire.batch_columns import BatchFlag, Columns, parse_header
 
 
 class ManualClock:

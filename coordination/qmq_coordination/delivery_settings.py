@@ -11,7 +11,7 @@ else from the broker.
 For the broker, a consumer of a broadcast group is a separate group, `GROUP%NAME`. Operators use GROUP and NAME; settings of GROUP hold for
 all its consumers.
 
-This module has the keys and values; qmq/meta/delivery_admin.py writes them.
+This module has the keys and values; qmq/meta/delivery.py writes them.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from qmq_ordering.frontier import GroupRecord
-from qmq_ordering.route import FENCED, Change, Phase, PhysicalPartition, Route
+from qmq_ordering.lanes import GroupRecord
+from qmq_ordering.routes import FENCED, Change, Phase, PhysicalPartition, Route
 
 from qmq_coordination.coordination_store import KeyValue
 

@@ -4,6 +4,12 @@ Creating an existing subject with the same settings succeeds, with any placement
 the first placement wins, and both answer with it.
 
 After a lost answer, the catalog reads the key again and repeats the change: each change is a compare-and-swap to the wanted state.
+
+Subjects' schemas in the coordination store.
+
+    /qmq/schemas/SUBJECT/0000000001              DeclaredSchema, JSON; a key for each version
+
+Versions are never changed, and are deleted together (qmq/meta/catalog.py writes them).
 """
 
 from __future__ import annotations
@@ -145,3 +151,16 @@ class SubjectCatalog:
 
 def _settings(config: SubjectConfig, is_placed: bool) -> SubjectConfig:
     return replace(config, groups=tuple(sorted(config.groups)) if is_placed else (), former_groups=(), created_by="")
+
+
+SCHEMAS: Final = "/qmq/schemas/"
+
+
+def schemas_prefix(subject: str) -> str:
+    """The prefix of all versions. Raises InvalidName."""
+    return f"{SCHEMAS}{check_name('subject', subject)}/"
+
+
+def schema_key(subject: str, version: int) -> str:
+    """The key of a version. Keys are in the order of versions. Raises InvalidName."""
+    return f"{schemas_prefix(subject)}{version:010}"

@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from qmq_ordering.lane import Assignment
+from qmq_ordering.lanes import Assignment
 
 from qmq.errors import Compacted, CoordinationError, CoordinationUnavailable, QmqError
 from qmq.model import Order, SubjectConfig

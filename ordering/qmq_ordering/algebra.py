@@ -21,7 +21,7 @@ from typing import TypeAlias
 from qmq.errors import InvalidArgument, RouteConflict, UnknownPartition
 from qmq.model import check_name
 from qmq_ordering.range_cuts import cut_by_load, even_cuts, ranges_between
-from qmq_ordering.route import Change, ChangeKind, LpRange, PhysicalPartition, Route
+from qmq_ordering.routes import Change, ChangeKind, LpRange, PhysicalPartition, Route
 
 __all__ = ["cut_by_load", "first_route", "merge", "move", "next_route", "split"]
 

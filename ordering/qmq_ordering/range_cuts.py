@@ -19,7 +19,7 @@ from math import frexp, isfinite, ldexp
 from typing import Final
 
 from qmq.errors import InvalidArgument
-from qmq_ordering.route import LpRange
+from qmq_ordering.routes import LpRange
 
 _BITS: Final = 40
 """Loads are scaled to integers of this many bits, so that sums are exact in any order."""

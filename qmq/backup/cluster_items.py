@@ -11,11 +11,11 @@ import msgspec
 from qmq_coordination.access_records import SERVER_TOKEN
 from qmq_coordination.broker_groups import GROUPS, PRESENCE, REPLICAS, DelaySettings, EpochClaim, group_key
 from qmq_coordination.coordination_store import KeyValue
-from qmq_replication.replica_membership import ReplicaMembership
+from qmq_replication.membership import ReplicaMembership
 
-from qmq.backup.backup_manifest import BackedUpGroup
+from qmq.backup.manifest import BackedUpGroup
 from qmq.errors import BackupDamaged
-from qmq.log.checked_payload import UNREADABLE
+from qmq.log.segment_index import UNREADABLE
 
 ROOT: Final = "/qmq/"
 RESTORED: Final = ROOT + "restored"

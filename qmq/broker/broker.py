@@ -11,6 +11,8 @@ consumption continues, and the answers to SETTLE wait until their actions are wr
 
 A broker serves while it is its group's master (a node alone always is). Otherwise every request is refused with NotMaster; when it stops
 being master, waiting requests get an error with unknown outcome.
+
+What a broker writes to its message log besides the batches of producers: dead letters, and command messages of queues.
 """
 
 from __future__ import annotations
@@ -20,43 +22,71 @@ import logging
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 
-from qmq.broker.broker_config import BrokerConfig
-from qmq.broker.broker_counters import BrokerCounters
-from qmq.broker.broker_parts import Admit, BrokerParts
-from qmq.broker.committer import Alone
-from qmq.broker.dead_letter_writer import DeadLetterWriter
-from qmq.broker.destinations import BrokerSubjects, LookUpSubject, QueueDestinations
-from qmq.broker.dispatch import Dispatch
-from qmq.broker.fetches import Fetching
-from qmq.broker.lanes import Lanes
-from qmq.broker.own_writes import OwnWrites
-from qmq.broker.pending_responses import PendingResponses
-from qmq.broker.produce_checks import FindQueue, may_pass_drain, read_batches
-from qmq.broker.serving_parts import ServingParts
-from qmq.broker.sessions import Peer
-from qmq.broker.staged_produces import StagedProduces
-from qmq.broker.turn_schedule import TurnSchedule
-from qmq.clock import Clock
-from qmq.errors import (
-    CallerError,
-    DiskFull,
-    InvalidArgument,
-    NotMaster,
-    Outcome,
-    QmqError,
-    ReadOnly,
-    Stopping,
-)
+from qmq.broker.config import BrokerConfig
+from qmq.broker.dead_letters import DeadLetterWriter
+from qmq.broker.dispatch.dispatch import Dispatch
+from qmq.broker.dispatch.sessions import Peer
+from qmq.broker.lanes.lanes import Lanes
+from qmq.broker.metrics import BrokerCounters
+from qmq.broker.parts import Admit, Alone, BrokerParts, PendingResponses, ServingParts
+from qmq.broker.produce_checks import BrokerSubjects, FindQueue, LookUpSubject, QueueDestinations, may_pass_drain, read_batches
+from qmq.broker.reading.fetches import Fetching
+from qmq.broker.turn import StagedProduces, TurnSchedule
+from qmq.errors import CallerError, DiskFull, InvalidArgument, NotMaster, Outcome, QmqError, ReadOnly, RouteConflict, Stopping
 from qmq.limits import UNWRITTEN_BYTES_MAX
 from qmq.log.actions import ScheduleAction
-from qmq.log.checkpoint_writing import CheckpointPlan, begin_checkpoint
+from qmq.log.checkpoint import CheckpointPlan, begin_checkpoint
 from qmq.log.queue import Queue
+from qmq.log.queue_deletion import purge
 from qmq.log.store import Intake, Store
+from qmq.process.event_loop import Clock
 from qmq.wire import frame as frames
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
+from qmq.wire.frame_payloads import Produced
 
 log = logging.getLogger("qmq.broker")
+
+
+class OwnWrites:
+    """Made when the broker begins to serve from a store. Await `Broker.committed` before answering."""
+
+    def __init__(self, parts: ServingParts, tell_written: Callable[[list[Queue]], None]) -> None:
+        """`tell_written` is called after each write, with the queues that got messages."""
+        self._store = parts.store
+        self._turns = parts.turns
+        self._tell_written = tell_written
+
+    def append(self, batches: list[Intake]) -> list[Produced]:
+        """Store batches that the broker itself makes; stored ones are recognised by their numbers. Raises DiskFull."""
+        produced = self._store.append(batches)
+        self._written([batch.queue for batch in batches])
+        return produced
+
+    def seal(self, queue: Queue, change_id: str, to_version: int) -> int:
+        """Close a partition, once, and return the sequence of its command message. Raises RouteConflict if another change closed it,
+        DiskFull.
+        """
+        sealed = queue.sealed
+        if sealed is None:
+            self._store.append_command(queue, change_id, to_version)
+            log.info("%s is sealed at %d by change %s", queue.id, queue.next_sequence - 1, change_id)
+            self._written([queue])
+            sealed = queue.sealed
+        assert sealed is not None
+        if sealed.change_id != change_id:
+            raise RouteConflict(f"{queue.id} is already closed by change {sealed.change_id}, which leads to version {sealed.to_version}")
+        return sealed.sequence
+
+    def purge(self, queue: Queue) -> None:
+        """Forget the messages of a queue. Raises DiskFull."""
+        purge(self._store, queue)
+        self._written([])
+
+    def _written(self, queues: list[Queue]) -> None:
+        self._tell_written(queues)
+        self._turns.schedule()
+
 
 MakeParts = Callable[["Broker"], BrokerParts]
 

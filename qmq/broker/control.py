@@ -6,28 +6,27 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
 import grpc
-from qmq_ordering.route import LpRange
+from qmq_ordering.routes import LpRange
 
+from qmq.broker.admin import BrokerAdmin, GroupStatus
 from qmq.broker.broker import Broker
-from qmq.broker.broker_admin import BrokerAdmin
-from qmq.broker.group_status import GroupStatus
-from qmq.broker.lane_admin import LaneAdmin
+from qmq.broker.lanes.admin import LaneAdmin
+from qmq.broker.reading.cold_reads import through_cold_reads
 from qmq.broker.replica_time import ReplicaTime, TimeStatus
-from qmq.broker.through_cold_reads import through_cold_reads
-from qmq.clock import Clock, SystemClock
 from qmq.errors import InvalidArgument
-from qmq.file_descriptors import control_connections_max, limit
 from qmq.model import MessageId
-from qmq.network import NETWORK, Network, RpcPort, only_uid
-from qmq.process_description import DescribeProcess
+from qmq.process.description import DescribeProcess
+from qmq.process.event_loop import Clock, SystemClock
+from qmq.process.files import control_connections_max, limit
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
-from qmq.rpc import answering
-from qmq.rpc_door import RpcBounds, RpcDoor
-from qmq.rpc_server import NameCheck, rpc_server
-from qmq.security.access_control import AccessControl, OpenAccess
-from qmq.security.rpc_guard import RpcGuard
-from qmq.server_name import NameSource, any_server
+from qmq.rpc.channel import answering
+from qmq.rpc.guard import RpcGuard
+from qmq.rpc.listener import RpcBounds, RpcDoor
+from qmq.rpc.network import NETWORK, Network, RpcPort, only_uid
+from qmq.rpc.server import NameCheck, rpc_server
+from qmq.rpc.server_name import NameSource, any_server
+from qmq.security.access import AccessControl, OpenAccess
 
 CALLS_MAX: Final = 5_000
 """The limit of concurrent calls on one broker's control port."""

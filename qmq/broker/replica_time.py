@@ -1,6 +1,6 @@
 """The time of one replica: the kept time for its entries, and the time by which its retention counts.
 
-    clock               SteadyClock (qmq/timekeeper.py), which does not follow every jump of the machine's clock; it stamps entries
+    clock               SteadyClock (qmq/broker/timekeeper.py), which does not follow every jump of the machine's clock; it stamps entries
     TimeWitnesses       asks the machines of the group's other replicas, or of other groups', for their time
     RetentionTime       does not leap on the word of one machine's clock (qmq/log/retention_time.py)
 
@@ -24,12 +24,12 @@ from typing import Final
 import msgspec
 
 from qmq.broker.time_witnesses import TIMING, AskTime, TimeWitnesses, WitnessTiming
-from qmq.clock import Clock
+from qmq.broker.timekeeper import SteadyClock
 from qmq.errors import DiskFull, InvalidArgument
 from qmq.log.disk import Disk
 from qmq.log.retention_time import FILE, RetentionTime, SavedTime
-from qmq.network import NETWORK, Network
-from qmq.timekeeper import SteadyClock
+from qmq.process.event_loop import Clock
+from qmq.rpc.network import NETWORK, Network
 
 log = logging.getLogger("qmq.broker")
 

@@ -1,8 +1,8 @@
 """Asks other machines for the time: brokers and replicas, over their control ports (`DescribeReplica`, which slaves answer, too).
 
-The task asks once at the start, then every thirty seconds, and every second while the kept time has a step to decide (qmq/timekeeper.py).
-Witnesses answer with their machine's wall clock, even delay servers, because their kept time would not be independent. An answer that takes
-more than a second is ignored; no single answer is required.
+The task asks once at the start, then every thirty seconds, and every second while the kept time has a step to decide
+(qmq/broker/timekeeper.py). Witnesses answer with their machine's wall clock, even delay servers, because their kept time would not be
+independent. An answer that takes more than a second is ignored; no single answer is required.
 
 This task also reads the clock once a second, so that it notices a step at once, without waiting for the next caller. It logs each step
 twice: when the step lasts, and when it is accepted.
@@ -19,10 +19,10 @@ from typing import Final
 
 import grpc
 
-from qmq.network import NETWORK, Network
+from qmq.broker.timekeeper import SteadyClock
 from qmq.proto.v1 import control_pb2, control_pb2_grpc
-from qmq.server_name import any_server
-from qmq.timekeeper import SteadyClock
+from qmq.rpc.network import NETWORK, Network
+from qmq.rpc.server_name import any_server
 
 log = logging.getLogger("qmq.broker")
 

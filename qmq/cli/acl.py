@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qmq.cli.arguments import parse_delays
 from qmq.cli.output import SERVER, Json, Server, ask, fail, show, time_text
-from qmq.cli.times import parse_delays
 from qmq.errors import InvalidArgument
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ from typing import Annotated, Any, Final, NoReturn, get_type_hints
 import typer
 from typer.models import CommandInfo, TyperInfo
 
-from qmq.cli.nearest import Given
-from qmq.cli.output import EXIT_UNAVAILABLE, console
-from qmq.cli.table import View
+from qmq.cli.names import Given
+from qmq.cli.output import EXIT_UNAVAILABLE, View, console
 
 Call = Callable[[], Any]
 Wide = Annotated[bool, typer.Option("--wide", help="Show full-width tables, with exact times.")]

@@ -1,12 +1,22 @@
-"""Arguments and options that several commands have."""
+"""Arguments and options that several commands have.
+
+Parses durations and times as people type them.
+
+How long commands wait before they poll again.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Annotated, Any, Final
 
 import typer
 
 from qmq.errors import InvalidArgument
+from qmq.operations.finding import in_words
 
 Words = Annotated[
     list[str],
@@ -45,3 +55,70 @@ def port_of(parts: str, number: int, given: int, step: int = 1) -> int:
 def tls_option(part: str, *, has_variable: bool = True) -> Any:
     """`--tls-ca`, `--tls-cert` or `--tls-key` of a client; also QMQ_TLS_CA and so on if `has_variable`."""
     return typer.Option(f"--tls-{part}", envvar=f"QMQ_TLS_{part.upper()}" if has_variable else None, help=f"PEM file: {_PEM_FILES[part]}.")
+
+
+_UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
+_PARTS: Final = re.compile(f"(?:{_PART.pattern})+", re.ASCII)
+
+
+def parse_duration(text: str) -> timedelta:
+    """Parse a duration such as "10m", "1h30m", "2d", "1w", "1.5s" or "500ms". Raises InvalidArgument."""
+    if not _PARTS.fullmatch(text):
+        raise InvalidArgument(f"{text!r} is not a duration: write 90s, 10m, 1h30m, 2d or 1w")
+    try:
+        return sum((timedelta(**{_UNITS[unit]: float(number)}) for number, unit in _PART.findall(text)), timedelta())
+    except OverflowError:
+        raise InvalidArgument(f"{text!r} is too long a duration") from None
+
+
+def parse_delays(text: str) -> tuple[int, ...]:
+    """Parse comma-separated durations such as "1s,5s,1m" into milliseconds. Raises InvalidArgument."""
+    return tuple([round(parse_duration(part.strip()) / timedelta(milliseconds=1)) for part in text.split(",")])
+
+
+def delays_text(delays_ms: Iterable[int]) -> str:
+    """The inverse of `parse_delays`; each duration in the largest unit that divides it."""
+    units = (("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
+    return ",".join([next(f"{delay // size}{unit}" for unit, size in units if delay % size == 0) if delay else "0s" for delay in delays_ms])
+
+
+def parse_when(text: str) -> datetime:
+    """Parse a time such as "2027-01-01T09:00:00+01:00", or with Z for UTC. Raises InvalidArgument, also for a time without a zone."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidArgument(f"{text!r} is not a time: write 2027-01-01T09:00:00+01:00, or ...Z for UTC") from None
+    if found.utcoffset() is None:
+        raise InvalidArgument(f"{text!r} has no time zone: write {found.isoformat()}+01:00, or {found.isoformat()}Z for UTC")
+    return found
+
+
+def shifted(time: datetime, by: timedelta) -> datetime:
+    """The time moved by a duration. Raises InvalidArgument if the result is outside the calendar."""
+    try:
+        return time + by
+    except OverflowError:
+        raise InvalidArgument(f"{by.days:,} days from {time:%Y-%m-%d} is outside the calendar: choose a shorter duration") from None
+
+
+def age(lag_ms: int) -> str:
+    """The age of the oldest waiting message; "0 s" if none waits."""
+    return in_words(lag_ms - lag_ms % 1000) if lag_ms >= 1_000 else "<1 s" if lag_ms else "0 s"
+
+
+@dataclass(frozen=True, slots=True)
+class CliTiming:
+    """All values are in seconds. Tests pass shorter ones as the `obj` of the command's context."""
+
+    follow_s: float = 0.5
+    """Between two polls of the consumer groups that have not yet followed a route change."""
+    conflict_s: float = 0.5
+    """Between two attempts while another change of the subject is in progress."""
+
+
+TIMING: Final = CliTiming()
+
+
+def timing_of(context: typer.Context) -> CliTiming:
+    return context.find_object(CliTiming) or TIMING

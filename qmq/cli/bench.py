@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 import qmq
-from qmq.cli.known_names import require_subject
-from qmq.cli.output import SERVER, Json, Server, run, show
-from qmq.cli.progress_bar import counting
+from qmq.cli.names import require_subject
+from qmq.cli.output import SERVER, Json, Server, counting, run, show
 from qmq.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from qmq.client.consumer import Consumer
-    from qmq.client.message import Message
+    from qmq.client.consuming.consumer import Consumer
+    from qmq.client.consuming.message import Message
 
 app = typer.Typer(no_args_is_help=True, help="Measure the cluster from this machine: pub, sub, latency.")
 

@@ -14,17 +14,16 @@ import typer
 from rich.text import Text
 
 import qmq
-from qmq.cli.output import SERVER, Server, console, errors, fail, run
-from qmq.cli.table import ELLIPSIS, View, relative
-from qmq.cli.times import parse_duration, parse_when, shifted
-from qmq.clock import time_of
+from qmq.cli.arguments import parse_duration, parse_when, shifted
+from qmq.cli.output import ELLIPSIS, SERVER, Server, View, console, errors, fail, relative, run
 from qmq.errors import InvalidArgument, QmqError
-from qmq.operations.key_texts import key_text, parse_key
-from qmq.operations.message_view import stored_facts
-from qmq.printable import visible
+from qmq.operations.messages import stored_facts
+from qmq.operations.text import key_text, parse_key
+from qmq.process.event_loop import time_of
+from qmq.text import visible
 
 if TYPE_CHECKING:
-    from qmq.client.browse_selection import BrowsedMessage
+    from qmq.client.browsing import BrowsedMessage
 
 Subject = Annotated[str, typer.Argument(help="The subject.")]
 Key = Annotated[str | None, typer.Option("--key", help="Only messages with this key.")]

@@ -1,7 +1,7 @@
 """`qmq completion` prints what a shell needs to complete commands, options, subjects and groups.
 
 typer completes commands and options (shtab and argcomplete read argparse, so they do not help). This module adds completion of names from
-the cluster (qmq/cli/known_names.py). If the cluster does not answer within five seconds, no name is offered.
+the cluster (qmq/cli/names.py). If the cluster does not answer within five seconds, no name is offered.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import typer
 from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
 from qmq.cli.added_options import registered
-from qmq.cli.known_names import broker_group_names, group_names, subject_names
+from qmq.cli.names import broker_group_names, group_names, subject_names
 from qmq.cli.output import SERVER, Json, fail, show
 from qmq.errors import InvalidArgument, QmqError
 from qmq.security.contexts import SERVER_VARIABLE, environment_of

@@ -61,9 +61,9 @@ async def _asked(replica: ReplicaOptions, ask: Callable[[Any], Awaitable[Any]]) 
     import grpc
 
     from qmq.proto.v1 import control_pb2_grpc
-    from qmq.rpc import typed_error
-    from qmq.security.tls_network import network_of
-    from qmq.server_name import ServerName, always
+    from qmq.rpc.channel import typed_error
+    from qmq.rpc.server_name import ServerName, always
+    from qmq.rpc.tls_network import network_of
 
     address = replica.control_address()
     channel = network_of(replica.tls()).channel(address, always(ServerName(group=replica.group, replica=replica.replica)))

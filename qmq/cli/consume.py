@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 import qmq
-from qmq.cli.known_names import require_subject
+from qmq.cli.names import require_subject
 from qmq.cli.output import SERVER, Json, Server, run
 from qmq.errors import InvalidArgument, OrderMismatch
 from qmq.model import check_name
-from qmq.operations.message_view import stored_facts
-from qmq.printable import visible
+from qmq.operations.messages import stored_facts
+from qmq.text import visible
 
 if TYPE_CHECKING:
-    from qmq.client.message import StoredMessage
-    from qmq.client.ordered.ordered_message import OrderedMessage
+    from qmq.client.consuming.message import StoredMessage
+    from qmq.client.consuming.ordered.message import OrderedMessage
 
 
 def consume(

@@ -18,7 +18,7 @@ from qmq.cli.roles import GuardFlags, ProcessFlags, RetryFlags, StorageFlags, se
 from qmq.errors import InvalidArgument, QmqError
 
 if TYPE_CHECKING:
-    from qmq.console.console_server import ConsoleServer
+    from qmq.console.server import ConsoleServer
     from qmq.node.dev_node import Node
 
 
@@ -58,11 +58,10 @@ def dev(_: typer.Context, options: DevOptions) -> None:
     Prints one line, `qmq is ready at HOST:PORT`, when clients can connect; and, if `qmq[console]` is installed, the console's address.
     Ctrl-C or SIGTERM stops it cleanly.
     """
-    from qmq.broker.broker_config import BrokerConfig
-    from qmq.delay.delay_config import DelayConfig
+    from qmq.broker.config import BrokerConfig
+    from qmq.delay.config import DelayConfig
     from qmq.node.dev_node import Node, NodeConfig
-    from qmq.node.environment import environment_with
-    from qmq.node.exposure import require_guarded, require_reachable
+    from qmq.node.process import environment_with, require_guarded, require_reachable
 
     try:
         set_up_logging(options.verbose, options.audit_log)
@@ -99,7 +98,7 @@ def dev(_: typer.Context, options: DevOptions) -> None:
 
 async def _serve(node: Node, options: DevOptions, *, has_console: bool) -> None:
     """Serve until a signal. With TLS there is no console: it must not act with the node's own certificate (`qmq console` takes another)."""
-    from qmq.process_tuning import calm_collector, tune_process
+    from qmq.process.event_loop import calm_collector, tune_process
 
     tune_process()
     await node.start()
@@ -121,8 +120,8 @@ async def _serve(node: Node, options: DevOptions, *, has_console: bool) -> None:
 async def _console(node: Node, options: DevOptions) -> ConsoleServer | None:
     """The console, if its packages are installed. It listens on the loopback address only."""
     try:
-        from qmq.console.console_config import ConsoleConfig
-        from qmq.console.console_server import ConsoleServer
+        from qmq.console.config import ConsoleConfig
+        from qmq.console.server import ConsoleServer
     except ImportError:
         return None
     config = ConsoleConfig(node.address, port=options.console_port, is_writable=options.console == "write")

@@ -14,19 +14,16 @@ from typing import Annotated, Any, Final
 import typer
 
 import qmq
-from qmq.cli.known_names import require_group
-from qmq.cli.output import SERVER, DryRun, Json, Server, ask, errors, fail, run, say, show, time_text
-from qmq.cli.progress_bar import counting
+from qmq.cli.names import require_group
+from qmq.cli.output import SERVER, DryRun, Json, Server, ask, counting, errors, fail, run, say, show, time_text
 from qmq.cli.roles import taking
-from qmq.client.dead_letter import Choose, DeadLetter
-from qmq.client.partial import Partial
+from qmq.client.dead_letters import Choose, DeadLetter
+from qmq.client.metadata.cache import Partial
 from qmq.errors import InvalidArgument
 from qmq.operations import parked_keys
 from qmq.operations.finding import counted
-from qmq.operations.key_texts import key_text
-from qmq.operations.letter_choice import chosen_by
-from qmq.operations.letter_edit import LetterEdit
-from qmq.operations.moments import Duration
+from qmq.operations.letters import LetterEdit, chosen_by
+from qmq.operations.text import Duration, key_text
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters and parked keys: list, show, replay, purge, delete.")
 

@@ -15,15 +15,14 @@ from rich.text import Text
 
 import qmq
 from qmq.cli.added_options import Watch, refreshed
-from qmq.cli.output import EXIT_UNAVAILABLE, SERVER, Json, Server, console, fail, run
-from qmq.cli.table import View
-from qmq.cli.times import parse_duration
+from qmq.cli.arguments import parse_duration
+from qmq.cli.output import EXIT_UNAVAILABLE, SERVER, Json, Server, View, console, fail, run
 from qmq.errors import InvalidArgument
 from qmq.operations.finding import Finding, Severity, Thresholds
 from qmq.operations.findings import findings, folded, worst
 
 if TYPE_CHECKING:
-    from qmq.operations.cluster_snapshot import ClusterSnapshot
+    from qmq.operations.snapshot import ClusterSnapshot
 
 EXIT_WARNING: Final = 4
 EXIT_CRITICAL: Final = 5

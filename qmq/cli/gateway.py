@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from qmq.cli.arguments import port_of, port_option
+from qmq.cli.broker import process_command
 from qmq.cli.output import fail, run
 from qmq.cli.roles import Host, ProcessFlags, set_up_logging, taking
-from qmq.cli.shards import process_command
 from qmq.errors import InvalidArgument, QmqError
-from qmq.text_numbers import joined
+from qmq.text import joined
 
 if TYPE_CHECKING:
-    from qmq.gateway.gateway_config import GatewayConfig
-    from qmq.integrations.http.http_server import HttpServer
+    from qmq.gateway.config import GatewayConfig
+    from qmq.integrations.http.site import HttpServer
     from qmq.metrics.endpoint import MetricsServer
-    from qmq.network import Network
+    from qmq.rpc.network import Network
 
 
 PROCESSES_MAX: Final = 64
@@ -95,7 +95,7 @@ class GatewayOptions(ProcessFlags):
 
     def config(self) -> GatewayConfig:
         """The gateway's configuration."""
-        from qmq.gateway.gateway_config import GatewayConfig
+        from qmq.gateway.config import GatewayConfig
 
         return GatewayConfig(
             self.host,
@@ -120,7 +120,7 @@ class GatewayOptions(ProcessFlags):
         if self.http_port is None:
             return None
         import qmq
-        from qmq.integrations.http.http_server import HttpConfig, HttpServer
+        from qmq.integrations.http.site import HttpConfig, HttpServer
 
         is_open = self.credentials is None and not os.environ.get("QMQ_TLS_CERT")
         config = HttpConfig(self.host, self.http_port, self.tls_cert, self.tls_key, allows_anonymous=is_open)
@@ -128,8 +128,8 @@ class GatewayOptions(ProcessFlags):
 
     def network(self) -> Network:
         """The network of the RocketMQ port, with TLS if configured. Raises InvalidArgument for unusable files."""
-        from qmq.gateway.gateway_network import tls_of
-        from qmq.security.tls_network import ServerNetwork
+        from qmq.gateway.server import tls_of
+        from qmq.rpc.tls_network import ServerNetwork
 
         if self.tls_cert is None or self.tls_key is None:
             if self.tls_cert is not self.tls_key:
@@ -139,7 +139,7 @@ class GatewayOptions(ProcessFlags):
 
     def require_closed(self) -> None:
         """Raise InvalidArgument if the gateway would listen on a public address without access control."""
-        from qmq.node.exposure import require_guarded
+        from qmq.node.process import require_guarded
 
         this_machine = "127.0.0.1"
         is_closed = self.credentials is not None and self.tls_cert is not None and not self.takes_plaintext()
@@ -167,7 +167,7 @@ async def _serve_together(options: GatewayOptions) -> int:
     """Run several processes on one port. A process that ends is restarted. The exit status is that of the first process that could not
     start.
     """
-    from qmq.node.shard_supervisor import ShardSupervisor
+    from qmq.node.shards import ShardSupervisor
 
     if not options.port:
         raise InvalidArgument("several processes share one port, so name it: --port 8081")
@@ -195,12 +195,11 @@ def _one_of(options: GatewayOptions, number: int) -> GatewayOptions:
 
 async def _serve(options: GatewayOptions) -> int:
     import qmq
-    from qmq.gateway.gateway_credentials import GatewayCredentials
-    from qmq.gateway.gateway_metrics import GatewaySource
-    from qmq.gateway.gateway_server import GatewayServer, leave
+    from qmq.gateway.credentials import GatewayCredentials
+    from qmq.gateway.server import GatewayServer, GatewaySource, leave
     from qmq.metrics.readiness import Readiness
-    from qmq.node.metering import serving
-    from qmq.node.role_process import until_signal
+    from qmq.node.metrics import serving
+    from qmq.node.process import until_signal
 
     def connect(token: str | None = None) -> qmq.Client:
         return qmq.connect(options.server or None, token=token, state_dir=False)

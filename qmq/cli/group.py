@@ -1,24 +1,84 @@
-"""`qmq group` shows, resets and deletes consumer groups."""
+"""`qmq group` shows, resets and deletes consumer groups.
+
+`qmq group set` and `qmq group settings`: how a group retries messages that failed.
+
+`qmq pause` and `qmq resume` stop and restart delivery to a group, to one of its consumers, or to a client.
+
+Paused consumers finish and acknowledge messages that were delivered before. A pause lasts until `qmq resume`, even if consumers restart.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from datetime import datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 import qmq
-from qmq.cli.group_settings import set_settings, show_settings
-from qmq.cli.known_names import ordered_subjects
-from qmq.cli.output import SERVER, Json, Server, ask, console, fail, run, say, show, tell_silent
-from qmq.cli.route_commands import emit
-from qmq.cli.route_view import group_view
-from qmq.client.partial import Partial
+from qmq.cli.arguments import delays_text, parse_delays
+from qmq.cli.names import ordered_subjects
+from qmq.cli.output import SERVER, Json, Server, ask, console, fail, run, say, show, tell_silent, time_text
+from qmq.cli.route import emit, group_view
+from qmq.client.metadata.cache import Partial
 from qmq.errors import InvalidArgument, OrderMismatch, UnknownGroup
 from qmq.operations.finding import counted
-from qmq.operations.moments import Duration
-from qmq.operations.route_reading import described
-from qmq.text_numbers import whole_number
+from qmq.operations.routes import described
+from qmq.operations.text import Duration
+from qmq.text import whole_number
+
+if TYPE_CHECKING:
+    from qmq.proto.v1 import meta_pb2 as pb
+
+Subject = Annotated[str, typer.Argument(help="The subject; '*' (quoted) for the group on all subjects.")]
+Group = Annotated[str, typer.Argument(help="The consumer group.")]
+
+_SETTING_COLUMNS: Final = ("setting", "value", "from")
+
+
+def set_settings(
+    subject: Subject,
+    group: Group,
+    attempts_max: Annotated[int | None, typer.Option(help="Attempts before a message goes to the dead-letter queue; 0: no limit.")] = None,
+    retry_delays: Annotated[str | None, typer.Option(help="Delay before each retry: 1s,5s,1m; the last one repeats.")] = None,
+    default: Annotated[bool, typer.Option("--default", help="Remove all settings made here.")] = False,
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
+    """Set how a group retries messages, on one subject or on all. Settings that are not given stay unchanged. Prints the result."""
+
+    async def _set() -> Any:
+        delays = None if retry_delays is None else parse_delays(retry_delays)
+        if default == (attempts_max is not None or delays is not None):
+            raise InvalidArgument("give --attempts-max, --retry-delays or both; or only --default")
+        async with qmq.connect(server) as mq:
+            if default:
+                return await mq.metadata.clear_group_settings(subject, group)
+            return await mq.metadata.set_group_settings(subject, group, attempts_max=attempts_max, retry_delays_ms=delays)
+
+    _show(subject, group, run(_set()), as_json)
+
+
+def show_settings(subject: Subject, group: Group, as_json: Json = False, server: Server = SERVER) -> None:
+    """Show how a group retries messages, and where each setting comes from: the subject, all subjects ('*'), or the brokers' options."""
+
+    _show(subject, group, ask(server, lambda mq: mq.metadata.group_settings(subject, group)), as_json)
+
+
+def _show(subject: str, group: str, found: pb.DescribeGroupSettingsResponse, as_json: bool) -> None:
+    where = "all subjects" if subject == "*" else subject
+    delays: Any = list(found.retry_delays_ms) if as_json else delays_text(found.retry_delays_ms)
+    rows = [
+        ("attempts_max", found.attempts_max, found.attempts_from or "the brokers"),
+        ("retry_delays_ms", delays, found.delays_from or "the brokers"),
+    ]
+    if as_json:
+        names = ("attempts max", "retry delays ms", "attempts from", "delays from")
+        values = (found.attempts_max, delays, found.attempts_from, found.delays_from)
+        show("", names, [values], as_json=True)
+        return
+    show(f"group {group} on {where}", _SETTING_COLUMNS, [(name, str(value), source) for name, value, source in rows], as_json=False)
+
 
 app = typer.Typer(no_args_is_help=True, help="Consumer groups: list, show, reset, delete, set, settings.")
 app.command("set")(set_settings)
@@ -240,3 +300,74 @@ def parse_target(to: str) -> dict[str, Any]:
     if time.tzinfo is None:
         raise InvalidArgument(f"the time {to!r} needs a time zone: write {to}Z or {to}+01:00")
     return {"time_ms": int(time.timestamp() * 1000)}
+
+
+pausing = typer.Typer(no_args_is_help=True, help="Pause a group, a consumer or a client; list who is paused.")
+resuming = typer.Typer(no_args_is_help=True, help="Resume a paused group, consumer or client.")
+
+Name = Annotated[str, typer.Argument(help="The consumer's name, as shown by `qmq group show`.")]
+ClientName = Annotated[
+    str, typer.Argument(help="The client's name: qmq.connect(..., name=...), by default HOST-PID; shown by `qmq group show`.")
+]
+Reason = Annotated[str, typer.Option("--reason", help="The reason, shown by `qmq pause list`.")]
+
+_PAUSE_COLUMNS: Final = ("kind", "subject", "group", "name", "from", "to")
+_STATES: Final = ("running", "paused")
+
+
+@pausing.command("group")
+def pause_group(subject: Subject, group: Group, reason: Reason = "", as_json: Json = False, server: Server = SERVER) -> None:
+    """Stop delivery to all consumers of a group, on a subject or on all. Consumers that join later are paused, too."""
+    _tell(("group", subject, group, ""), True, lambda mq: mq.metadata.pause_group(subject, group, reason=reason), server, as_json)
+
+
+@pausing.command("consumer")
+def pause_consumer(subject: Subject, group: Group, name: Name, reason: Reason = "", as_json: Json = False, server: Server = SERVER) -> None:
+    """Stop delivery to one consumer of a group. The other consumers get its share."""
+    whom = ("consumer", subject, group, name)
+    _tell(whom, True, lambda mq: mq.metadata.pause_consumer(subject, group, name, reason=reason), server, as_json)
+
+
+@pausing.command("client")
+def pause_client(name: ClientName, reason: Reason = "", as_json: Json = False, server: Server = SERVER) -> None:
+    """Stop delivery to all consumers of a client, on all subjects. The client can still send."""
+    _tell(("client", "", "", name), True, lambda mq: mq.metadata.pause_client(name, reason=reason), server, as_json)
+
+
+@pausing.command("list")
+def list_pauses(as_json: Json = False, server: Server = SERVER) -> None:
+    """List paused groups, consumers and clients, with time and reason."""
+
+    async def _list() -> list[tuple[str, ...]]:
+        async with qmq.connect(server) as mq:
+            found = await mq.metadata.pauses()
+        return [(each.kind, each.subject, each.group, each.name, time_text(each.since_ms), each.reason) for each in found]
+
+    show("paused", ("kind", "subject", "group", "name", "since", "reason"), run(_list()), as_json=as_json)
+
+
+@resuming.command("group")
+def resume_group(subject: Subject, group: Group, as_json: Json = False, server: Server = SERVER) -> None:
+    """Resume a group. Give the same subject as for the pause, or '*' for all."""
+    _tell(("group", subject, group, ""), False, lambda mq: mq.metadata.resume_group(subject, group), server, as_json)
+
+
+@resuming.command("consumer")
+def resume_consumer(subject: Subject, group: Group, name: Name, as_json: Json = False, server: Server = SERVER) -> None:
+    """Resume one consumer."""
+    _tell(("consumer", subject, group, name), False, lambda mq: mq.metadata.resume_consumer(subject, group, name), server, as_json)
+
+
+@resuming.command("client")
+def resume_client(name: ClientName, as_json: Json = False, server: Server = SERVER) -> None:
+    """Resume a client."""
+    _tell(("client", "", "", name), False, lambda mq: mq.metadata.resume_client(name), server, as_json)
+
+
+def _tell(
+    whom: tuple[str, str, str, str], is_paused: bool, change: Callable[[qmq.Client], Awaitable[bool]], server: str, as_json: bool
+) -> None:
+    """Make the change, and print the state before and after."""
+
+    was_paused = is_paused != ask(server, change)
+    show("paused" if is_paused else "resumed", _PAUSE_COLUMNS, [(*whom, _STATES[was_paused], _STATES[is_paused])], as_json=as_json)

@@ -13,10 +13,10 @@ from qmq.cli.roles import EtcdFlags, GuardFlags, Host, ProcessFlags, set_up_logg
 from qmq.errors import QmqError
 
 if TYPE_CHECKING:
-    from qmq.meta.meta_server import MetaConfig
+    from qmq.meta.server import MetaConfig
     from qmq.metrics.endpoint import MetricsServer
-    from qmq.network import Network
-    from qmq.node.etcd_options import EtcdOptions
+    from qmq.node.process import EtcdOptions
+    from qmq.rpc.network import Network
 
 ETCD_S: Final = 3.0
 """Less than the five seconds that clients wait for a metaserver, so that they get an error about etcd rather than a timeout."""
@@ -48,9 +48,8 @@ def meta(_: typer.Context, options: MetaOptions) -> None:
 
     Prints one line, `qmq meta is ready at HOST:PORT`, when clients can connect. Ctrl-C or SIGTERM stops it cleanly.
     """
-    from qmq.meta.meta_server import MetaConfig
-    from qmq.node.environment import environment_with
-    from qmq.node.exposure import require_guarded
+    from qmq.meta.server import MetaConfig
+    from qmq.node.process import environment_with, require_guarded
 
     try:
         set_up_logging(options.verbose, options.audit_log)
@@ -67,18 +66,16 @@ def meta(_: typer.Context, options: MetaOptions) -> None:
 async def _serve(options: EtcdOptions, config: MetaConfig, metrics_port: int | None, metrics_host: str, network: Network) -> None:
     from qmq_coordination.view import ClusterView
 
-    from qmq.meta.meta_server import MetaServer
+    from qmq.meta.cluster_access import follow_access, server_network
+    from qmq.meta.server import MetaServer
     from qmq.node.audit_subject import audit_subject_of
-    from qmq.node.metering import serving
-    from qmq.node.metering.access_metrics import AccessSource
-    from qmq.node.metering.coordination_metrics import CoordinationSource, CountedStore
-    from qmq.node.metering.exposure_metrics import ExposureSource
-    from qmq.node.metering.meta_metrics import MetaSource
-    from qmq.node.process_status import process_status
-    from qmq.node.replica_readiness import of_meta
-    from qmq.node.role_process import until_signal
+    from qmq.node.metrics import serving
+    from qmq.node.metrics.meta import MetaSource
+    from qmq.node.metrics.replica import CoordinationSource, CountedStore
+    from qmq.node.metrics.serving import AccessSource, ExposureSource
+    from qmq.node.process import process_status, until_signal
+    from qmq.node.replica.status import of_meta
     from qmq.security.audit import AuditLog
-    from qmq.security.cluster_access import follow_access, server_network
 
     etcd = options.open(total_s=ETCD_S)
     store = CountedStore(etcd)

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Final
 import typer
 
 import qmq
-from qmq.cli.copying import connected, target_of
 from qmq.cli.output import SERVER, Json, Server, fail, run, show, time_text
 from qmq.cli.roles import ProcessFlags, set_up_logging, taking
-from qmq.client.state_folder import user_state_folder
+from qmq.cli.transfer.commands import connected, target_of
+from qmq.client.consuming.settlements import user_state_folder
 from qmq.errors import InvalidArgument, QmqError
 
 app = typer.Typer(help="Mirror subjects in a second cluster.", no_args_is_help=True)
@@ -81,10 +81,10 @@ def run_mirror(_: typer.Context, options: MirrorOptions) -> None:
 async def _run(options: MirrorOptions, there: Any, folder: Path) -> None:
     from qmq.cli.mirroring.cluster_mirror import ClusterMirror
     from qmq.metrics.readiness import Readiness
-    from qmq.network import NETWORK
-    from qmq.node.metering import serving
-    from qmq.node.metering.mirror_metrics import MirrorMetrics
-    from qmq.node.role_process import until_signal
+    from qmq.node.metrics import serving
+    from qmq.node.metrics.copies import MirrorMetrics
+    from qmq.node.process import until_signal
+    from qmq.rpc.network import NETWORK
 
     async with qmq.connect(options.server, create_subjects=False, state_dir=False) as source, connected(there) as target:
         names = (options.source_name, options.target_name)

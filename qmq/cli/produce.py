@@ -13,21 +13,19 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
 import typer
 
 import qmq
-from qmq.cli.output import SERVER, Server, console, fail, run, show, time_text
-from qmq.cli.progress_bar import counting
-from qmq.cli.times import parse_duration, parse_when
-from qmq.cli.transfer.record_files import bounded_lines
-from qmq.client.delayed_producer import DelayedProducer
-from qmq.client.due_times import When
-from qmq.client.receipts import DelayedReceipt
+from qmq.cli.arguments import parse_duration, parse_when
+from qmq.cli.output import SERVER, Server, console, counting, fail, run, show, time_text
+from qmq.cli.transfer.records import bounded_lines
+from qmq.client.producing.delayed import DelayedProducer, When
+from qmq.client.producing.receipts import DelayedReceipt
 from qmq.errors import CallerError, InvalidArgument, OrderMismatch
-from qmq.json_values import parse_json
 from qmq.model import check_name
+from qmq.text import parse_json
 
 if TYPE_CHECKING:
-    from qmq.client.ordered.ordered_producer import OrderedProducer
-    from qmq.client.producer import Producer
-    from qmq.client.receipts import Receipt, Ticket
+    from qmq.client.producing.ordered.producer import OrderedProducer
+    from qmq.client.producing.producer import Producer
+    from qmq.client.producing.receipts import Receipt, Ticket
 
 Content = tuple[bytes, str | None, list[str] | None, dict[str, str] | None]
 

@@ -24,21 +24,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_type_hints
 
 import typer
 
-from qmq.cli.arguments import port_option
+from qmq.cli.arguments import delays_text, parse_delays, port_option
 from qmq.cli.output import fail, run
-from qmq.cli.times import delays_text, parse_delays
 from qmq.errors import InvalidArgument, QmqError
 from qmq.limits import FLUSH_INTERVAL_MS
 from qmq.model import GroupSettings, check_name
-from qmq.text_numbers import joined
+from qmq.text import joined
 
 if TYPE_CHECKING:
     from qmq.log.log_config import LogConfig
-    from qmq.node.environment import Environment
-    from qmq.node.etcd_options import EtcdOptions
-    from qmq.node.replica_config import ReplicaConfig
-    from qmq.node.replica_node import ReplicaNode
-    from qmq.security.access_config import AccessConfig
+    from qmq.node.process import Environment, EtcdOptions
+    from qmq.node.replica.context import ReplicaConfig
+    from qmq.node.replica.node import ReplicaNode
+    from qmq.security.access import AccessConfig
     from qmq.security.tls import Tls
 
 _O = TypeVar("_O")
@@ -190,7 +188,7 @@ class GuardFlags(TlsFlags):
 
     def access(self) -> AccessConfig:
         """The access control settings. Raises InvalidArgument, InvalidName."""
-        from qmq.security.access_config import AccessConfig, JwtConfig
+        from qmq.security.access import AccessConfig, JwtConfig
         from qmq.security.principal import Principal, PrincipalField, PrincipalRule
 
         try:
@@ -290,7 +288,7 @@ class ReplicaOptions(ProcessFlags, StorageFlags, GuardFlags, EtcdFlags, ReplicaP
 
     def control_address(self) -> str:
         """Where this machine reaches the replica's control port."""
-        from qmq.node.exposure import EVERYWHERE
+        from qmq.node.process import EVERYWHERE
 
         return joined(self.advertise or ("localhost" if self.host in EVERYWHERE else self.host), self.control_port)
 
@@ -323,9 +321,8 @@ def serve_replica(
     options: ReplicaOptions, configure: Callable[[], _C], node: Callable[[_C, Environment], ReplicaNode], role: str = "broker"
 ) -> None:
     """Run one replica until a signal stops it. Prints errors of its options to standard error."""
-    from qmq.node.environment import environment_with
-    from qmq.node.exposure import require_guarded, require_reachable
-    from qmq.node.replica_node import run_replica
+    from qmq.node.process import environment_with, require_guarded, require_reachable
+    from qmq.node.replica.node import run_replica
 
     try:
         set_up_logging(options.verbose, options.audit_log)
@@ -348,7 +345,7 @@ def names_of(text: str, option: str) -> tuple[str, ...]:
 
 def etcd_options(etcd: str, user: str | None, password: str | None, ca: Path | None, cert: Path | None, key: Path | None) -> EtcdOptions:
     """How to reach etcd. Raises InvalidArgument."""
-    from qmq.node.etcd_options import EtcdOptions
+    from qmq.node.process import EtcdOptions
 
     for path in (ca, cert, key):
         if path is not None and not path.is_file():

@@ -798,7 +798,7 @@ static Py_ssize_t number_at(const unsigned char *at)
     return (int32_t)((uint32_t)at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24);
 }
 
-/* `bytes_column` in qmq/batch_columns.py, with Python's rules for slices whatever the offsets are. */
+/* `bytes_column` in qmq/wire/batch_columns.py, with Python's rules for slices whatever the offsets are. */
 static PyObject *cut_bodies(PyObject *module, PyObject *args)
 {
     PyObject *region;

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-from qmq.client.message_checks import texts
+from qmq.client.producing.batch import texts
 from qmq.proto.v1 import access_pb2 as pb
 
 

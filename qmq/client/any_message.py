@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from qmq.client.consumer import Consumer
-from qmq.client.message import Message
-from qmq.client.ordered.ordered_consumer import OrderedConsumer
-from qmq.client.ordered.ordered_message import OrderedMessage
+from qmq.client.consuming.consumer import Consumer
+from qmq.client.consuming.message import Message
+from qmq.client.consuming.ordered.consumer import OrderedConsumer
+from qmq.client.consuming.ordered.message import OrderedMessage
 from qmq.errors import OrderMismatch
 
 AnyMessage = Message | OrderedMessage

@@ -9,16 +9,15 @@ from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from qmq.client import due_times
-from qmq.client.links import Links
-from qmq.client.message_checks import key_bytes, texts
+from qmq.client.connection.pool import Links
+from qmq.client.producing import delayed
+from qmq.client.producing.batch import key_bytes, texts
 from qmq.errors import InvalidArgument, NotConnected, PeerError, Unavailable, UnknownSubject
 from qmq.model import check_name
 
 if TYPE_CHECKING:
-    from qmq.client.browse_selection import BrowsedMessage, BrowsedQueue
-    from qmq.client.browsing import BrowseProgress
-    from qmq.client.metadata import MetadataClient
+    from qmq.client.browsing import BrowsedMessage, BrowsedQueue, BrowseProgress
+    from qmq.client.metadata.service import MetadataClient
 
 log = logging.getLogger("qmq.client")
 
@@ -60,15 +59,14 @@ class BrowsingClient:
 
         Raises InvalidName, InvalidArgument, UnknownSubject, AccessDenied, NotConnected, LogDamaged, ClientClosed.
         """
-        from qmq.client.browse_selection import BrowseSelection
-        from qmq.client.browsing import browse
+        from qmq.client.browsing import BrowseSelection, browse
 
         check_name("subject", subject)
         if last is not None and (last < 0 or start is not None):
             raise InvalidArgument("last is a number of messages, and cannot be given with a start")
         selection = BrowseSelection(
-            start_ms=0 if start is None else max(due_times.time_ms(start, "start"), 1),
-            end_ms=0 if end is None else max(due_times.time_ms(end, "end"), 1),
+            start_ms=0 if start is None else max(delayed.time_ms(start, "start"), 1),
+            end_ms=0 if end is None else max(delayed.time_ms(end, "end"), 1),
             last=last,
             key=None if key is None else key_bytes(key),
             tags_any=texts("tags_any", tags_any),
@@ -90,7 +88,7 @@ class BrowsingClient:
 
         Needs `produce` and `browse` on the subject. Raises InvalidName, UnknownSubject, AccessDenied, NotConnected, ClientClosed.
         """
-        from qmq.client.queue_reader import end_of
+        from qmq.client.browsing import end_of
 
         queues = await self._queues(check_name("subject", subject), partial=False)
         ends = await asyncio.gather(*[end_of(self._links, each) for each in queues])
@@ -98,16 +96,14 @@ class BrowsingClient:
 
     def _directed(self, subject: str, since_ms: int, positions: Mapping[tuple[str, int], int]) -> AsyncIterator[BrowsedMessage]:
         """Messages to single consumer groups, stored since a time; in each queue from a position on. Raises as `browse`."""
-        from qmq.client.browse_selection import BrowseSelection
-        from qmq.client.browsing import browse
+        from qmq.client.browsing import BrowseSelection, browse
 
         selection = BrowseSelection(start_ms=max(since_ms, 1), positions=positions, is_directed=True)
         return browse(self._links, lambda: self._queues(subject, partial=False), selection, follow=False, partial=False)
 
     async def _queues(self, subject: str, *, partial: bool, broker_group: str = "") -> list[BrowsedQueue]:
         """The queues to read. Waits for broker groups that have no master, except with `partial`."""
-        from qmq.client.browse_selection import BrowsedQueue
-        from qmq.client.queue_reader import ReadPatience
+        from qmq.client.browsing import BrowsedQueue, ReadPatience
 
         patience = ReadPatience(self._links.timing)
         while True:

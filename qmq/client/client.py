@@ -7,34 +7,32 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from qmq.client.browse_entry import BrowsingClient
-from qmq.client.connection import TIMING, ClientTiming
-from qmq.client.consumer import Consumer, process_name
-from qmq.client.dead_letter_queue import DeadLetters
-from qmq.client.handling import InterceptedConsumer, InterceptedOrderedConsumer
+from qmq.client.connection.connection import TIMING, ClientTiming
+from qmq.client.connection.pool import Links
+from qmq.client.consuming.consumer import Consumer, process_name
+from qmq.client.consuming.ordered.consumer import OrderedConsumer
+from qmq.client.consuming.settlements import StateDir, store_of
+from qmq.client.dead_letters import DeadLetters
+from qmq.client.intercepted import InterceptedConsumer, InterceptedOrderedConsumer
 from qmq.client.interceptors import Chain, Interceptor, chosen
-from qmq.client.links import Links
-from qmq.client.listening.listener_api import ListenerApi
-from qmq.client.listening.listeners import ForThreads, no_client
-from qmq.client.locator import Locator
+from qmq.client.listening.listeners import ForThreads, ListenerApi, no_client
+from qmq.client.metadata.cache import Locator, Placement, is_delayed, subject_of
 from qmq.client.metrics import collector_of, serve
-from qmq.client.ordered.ordered_consumer import OrderedConsumer
 from qmq.client.outbox_entry import OutboxClient
-from qmq.client.route_book import Placement, is_delayed, subject_of
-from qmq.client.sending_client import now_by
-from qmq.client.state_folder import StateDir, store_of
-from qmq.clock import Clock
+from qmq.client.producing.client import now_by
 from qmq.errors import InvalidArgument
 from qmq.model import check_name
-from qmq.network import NETWORK, Network, parse
+from qmq.process.event_loop import Clock
+from qmq.rpc.network import NETWORK, Network, parse
 
 if TYPE_CHECKING:
-    from qmq_ordering.lane import Lane
+    from qmq_ordering.lanes import Lane
 
     from qmq.client.access_client import AccessClient
     from qmq.client.client_counters import ClientCounters
-    from qmq.client.delayed import Delayed
-    from qmq.client.metadata import MetadataClient
-    from qmq.client.ordered.lane_membership import Assigned, Member
+    from qmq.client.consuming.ordered.membership import Assigned, Member
+    from qmq.client.metadata.service import MetadataClient
+    from qmq.client.producing.delayed import Delayed
     from qmq.metrics.endpoint import MetricsServer
     from qmq.metrics.exposition import Collector
 
@@ -136,7 +134,7 @@ class Client(OutboxClient, ListenerApi, BrowsingClient):
         """Administration: subjects, groups, routes and broker groups, as a metaserver sees them. It works in any event loop."""
         self._links.check_open()
         if self._metadata is None:
-            from qmq.client.metadata import MetadataClient
+            from qmq.client.metadata.service import MetadataClient
 
             self._metadata = MetadataClient(self._addresses, self._network, self._timing)
         return self._metadata
@@ -145,7 +143,7 @@ class Client(OutboxClient, ListenerApi, BrowsingClient):
     def delayed(self) -> Delayed:
         """Pending delayed messages: cancel, move, show and list them."""
         if self._delayed is None:
-            from qmq.client.delayed import Delayed
+            from qmq.client.producing.delayed import Delayed
 
             self._delayed = Delayed(lambda: self.metadata, self._now_ns, self._timing)
         return self._delayed

@@ -19,8 +19,8 @@ from typing import Any, Final, Protocol
 from qmq import limits
 from qmq.client.any_message import AnyMessage, joined_unordered
 from qmq.client.client import Client
-from qmq.client.message import Decoded, StoredMessage
-from qmq.client.ordered.ordered_consumer import OrderedConsumer
+from qmq.client.consuming.message import Decoded, StoredMessage
+from qmq.client.consuming.ordered.consumer import OrderedConsumer
 
 AHEAD: Final = 512
 """A reading prefetches at most this many messages of an unordered subject for the next call."""

@@ -2,22 +2,37 @@
 
 They are separate classes, so that sending without interceptors costs nothing extra (docs/adr/0019). Interceptors add headers, and learn the
 outcome from the ticket.
+
+Consumers of a client that has interceptors: the same consumers, and interceptors around the handling of each message.
+
+With `async for`, a message is being handled until it gets a verdict, until its task asks for the next one or ends, or until the consumer
+is closed; then interceptors see the exception that ended the task, or that leaves `async with consumer`. If an interceptor raises, the
+message fails: it is handed out again, and the loop, or the call that gave the verdict, ends with that exception.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeVar
 
-from qmq.client import message_checks
-from qmq.client.delayed_producer import DelayedProducer
-from qmq.client.due_times import DueTimes, When
+from qmq.client.any_message import AnyMessage, fail
+from qmq.client.connection.pool import Links
+from qmq.client.consuming.consumer import Consumer
+from qmq.client.consuming.message import Message
+from qmq.client.consuming.ordered.consumer import CONCURRENCY, Handler, OrderedConsumer
+from qmq.client.consuming.ordered.message import OrderedMessage
+from qmq.client.consuming.ready_form import TaskHolding
 from qmq.client.interceptors import Chain, Outgoing, outgoing
-from qmq.client.links import Links
-from qmq.client.ordered.ordered_producer import OrderedProducer
-from qmq.client.producer import Producer
-from qmq.client.receipts import BatchReceipt, Ticket, Tickets
+from qmq.client.listening.message_handling import before_verdicts
+from qmq.client.producing import batch
+from qmq.client.producing.delayed import DelayedProducer, DueTimes, When
+from qmq.client.producing.ordered.producer import OrderedProducer
+from qmq.client.producing.producer import Producer
+from qmq.client.producing.receipts import BatchReceipt, Ticket, Tickets
+from qmq.client.task_messages import TaskMessages
 from qmq.errors import QmqError
 
 Headers = Mapping[str, str | bytes]
@@ -126,14 +141,14 @@ class InterceptedDelayedProducer(DelayedProducer):
 
 
 def _one(subject: str, body: bytes, key: Any, tags: Any, headers: Any, *, is_delayed: bool = False) -> Outgoing:
-    return outgoing(subject, (key,), (message_checks.tag_tuple(tags),), (headers,), bodies=(body,), is_delayed=is_delayed)
+    return outgoing(subject, (key,), (batch.tag_tuple(tags),), (headers,), bodies=(body,), is_delayed=is_delayed)
 
 
 def _many(subject: str, bodies: Any, keys: Any, tags: Any, headers: Any, *, is_delayed: bool = False) -> Outgoing:
     count = len(bodies)
     for name, column in (("keys", keys), ("tags", tags), ("headers", headers)):
-        message_checks.check_length(name, column, count)
-    told_tags: Sequence[Iterable[str]] = [message_checks.tag_tuple(each) for each in tags] if tags else [()] * count
+        batch.check_length(name, column, count)
+    told_tags: Sequence[Iterable[str]] = [batch.tag_tuple(each) for each in tags] if tags else [()] * count
     return outgoing(
         subject, keys or [None] * count, told_tags, headers or [None] * count, bodies=bodies, is_batch=True, is_delayed=is_delayed
     )
@@ -196,3 +211,134 @@ def _tell(chain: Chain, links: Links, told: Outgoing, tickets: Tickets) -> None:
     groups = {each.broker_group for each in receipts}
     told.server = links.server(groups.pop()) if len(groups) == 1 else None
     chain.sent(told, tickets.collect(receipts))
+
+
+log = logging.getLogger("qmq.client")
+
+M = TypeVar("M", bound=AnyMessage)
+
+
+class _Handling:
+    """A message that is being handled, with what its interceptors do around it."""
+
+    def __init__(self, message: AnyMessage, around: AbstractContextManager[object]) -> None:
+        self.message = message
+        self._around = around
+        self._is_over = False
+        before_verdicts(message, self._given)
+
+    def __repr__(self) -> str:
+        return repr(self.message)
+
+    def _given(self) -> None:
+        """The message gets a verdict. Raises what interceptors raise; then the message has failed instead."""
+        is_settled, self.message.is_settled = self.message.is_settled, False
+        self.end()
+        self.message.is_settled = is_settled
+
+    def end(self, error: BaseException | None = None) -> None:
+        """The message is handled. Raises what interceptors raise; then the message has failed. Harmless to repeat."""
+        if self._is_over:
+            return
+        self._is_over = True
+        try:
+            self._around.__exit__(type(error) if error is not None else None, error, error.__traceback__ if error is not None else None)
+        except BaseException as failure:
+            _fail(self.message, failure)
+            raise
+
+
+class _Handlings:
+    """The messages that the tasks of a consumer handle."""
+
+    def __init__(self, chain: Chain, name: str, group: str) -> None:
+        self._chain, self._group = chain, group
+        self._held = TaskMessages[_Handling](name, asyncio.get_running_loop(), _Handling.end, _end_of_task)
+
+    def next(self, coming: Coroutine[Any, Any, M]) -> Coroutine[Any, Any, M]:
+        """The message that `coming` gives the running task, once its last one has ended. Raises what interceptors raise."""
+        return self._next(coming, *self._held.asks())  # the task that asks, also if another one awaits the answer
+
+    async def _next(self, coming: Coroutine[Any, Any, M], holding: TaskHolding, last: _Handling | None) -> M:
+        try:
+            self._held.finish(holding, last)
+        except BaseException:
+            coming.close()
+            raise
+        message = await coming
+        self._begin(holding, message)
+        return message
+
+    def _begin(self, holding: TaskHolding, message: AnyMessage) -> None:
+        around = self._chain.handling(message, self._group)
+        try:
+            around.__enter__()
+        except BaseException as failure:
+            _fail(message, failure)
+            raise
+        self._held.add(holding, _Handling(message, around))
+
+    def close(self, error: BaseException | None) -> None:
+        """End all. Raises what an interceptor raises, after the others."""
+        raised: BaseException | None = None
+        for each in self._held.close():
+            try:
+                each.end(error)
+            except BaseException as failure:
+                raised = raised or failure
+        if raised is not None:
+            raise raised
+
+
+def _end_of_task(handling: _Handling, failure: BaseException | None) -> None:
+    try:
+        handling.end(failure)
+    except Exception as raised:
+        if raised is not failure:
+            log.exception("an interceptor failed when the task of %r had ended", handling.message)
+
+
+def _fail(message: AnyMessage, failure: BaseException) -> None:
+    if not message.is_settled:
+        fail(message, error=failure)
+
+
+class InterceptedConsumer(Consumer):
+    def __init__(self, chain: Chain, *positional: Any, **named: Any) -> None:
+        super().__init__(*positional, **named)
+        self._handlings = _Handlings(chain, self.name, self.group)
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self
+
+    def __anext__(self) -> Coroutine[Any, Any, Message]:
+        return self._handlings.next(super().__anext__())
+
+    async def close(self, error: BaseException | None = None) -> None:
+        try:
+            self._handlings.close(error)
+        finally:
+            await super().close(error)
+
+
+class InterceptedOrderedConsumer(OrderedConsumer):
+    def __init__(self, chain: Chain, *positional: Any, **named: Any) -> None:
+        super().__init__(*positional, **named)
+        self._chain = chain
+        self._handlings = _Handlings(chain, self.name, self.group)
+
+    def __anext__(self) -> Coroutine[Any, Any, OrderedMessage]:
+        return self._handlings.next(super().__anext__())
+
+    async def run(self, handler: Handler, *, concurrency: int = CONCURRENCY) -> None:
+        async def handle(message: OrderedMessage) -> None:
+            with self._chain.handling(message, self.group):
+                await handler(message)
+
+        await super().run(handle, concurrency=concurrency)
+
+    async def close(self, error: BaseException | None = None) -> None:
+        try:
+            self._handlings.close(error)
+        finally:
+            await super().close(error)

@@ -30,7 +30,7 @@ Rules:
   failed. Verdicts that are sent again are another request.
 * Messages that QMQ sends again (a retry through a delay group, a replay) keep their headers and are not intercepted.
 
-Without interceptors none of this code runs: see `intercepted.py` and `handling.py`.
+Without interceptors none of this code runs: see `intercepted.py` and `intercepted.py`.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
-from qmq.client import message_checks
+from qmq.client.producing import batch
 
 if TYPE_CHECKING:
-    from qmq.client.message import Message
-    from qmq.client.ordered.ordered_message import LaneMessage
-    from qmq.client.receipts import Receipt
+    from qmq.client.consuming.message import Message
+    from qmq.client.consuming.ordered.message import LaneMessage
+    from qmq.client.producing.receipts import Receipt
     from qmq.client.settle_report import SettleReport
 
     AnyMessage: TypeAlias = Message | LaneMessage
@@ -219,7 +219,7 @@ def outgoing(
     is_delayed: bool = False,
 ) -> Outgoing:
     """The messages of a call as interceptors see them. Raises InvalidArgument, MessageTooLarge for headers that cannot be sent."""
-    told = [message_checks.header_map(each) for each in headers]
+    told = [batch.header_map(each) for each in headers]
     return Outgoing(subject, len(keys), keys, tags, told, is_batch, is_delayed, bodies=bodies)
 
 
@@ -228,10 +228,10 @@ def _add(outgoing: Outgoing, added: Headers | Sequence[Headers], given: Sequence
     if isinstance(added, Mapping):
         if not added:
             return
-        same = message_checks.header_map(added)
+        same = batch.header_map(added)
         pairs: Iterable[tuple[dict[str, bytes], frozenset[str], dict[str, bytes]]]
         pairs = ((each, own, same) for each, own in zip(outgoing.headers, given, strict=True))
     else:
-        message_checks.check_length("headers of an interceptor", added, outgoing.count)
-        pairs = ((each, own, message_checks.header_map(more)) for each, own, more in zip(outgoing.headers, given, added, strict=True))
+        batch.check_length("headers of an interceptor", added, outgoing.count)
+        pairs = ((each, own, batch.header_map(more)) for each, own, more in zip(outgoing.headers, given, added, strict=True))
     outgoing.headers = [each | {name: value for name, value in more.items() if name not in own} for each, own, more in pairs]

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import NamedTuple
 
-from qmq import batch, limits
-from qmq.client import message_checks
-from qmq.client.message import Decoded, Message, Messages, Slice
-from qmq.client.open_batch import OpenBatch
-from qmq.client.receipts import BatchReceipt, Receipts
+from qmq import limits
+from qmq.client.consuming.message import Decoded, Message, Messages, Slice
+from qmq.client.producing import batch as message_checks
+from qmq.client.producing.batch import OpenBatch
+from qmq.client.producing.receipts import BatchReceipt, Receipts
 from qmq.model import check_name
+from qmq.wire import batch
 
 
 class LocalMessage(NamedTuple):

@@ -12,17 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
-from qmq.client.consumer import Consumer
+from qmq.client.consuming.consumer import Consumer
 from qmq.errors import InvalidArgument
 from qmq.metrics.figures import COUNTER, GAUGE, HISTOGRAM, Figure, Reading, one
 from qmq.model import base_group
-from qmq.network import NETWORK
+from qmq.rpc.network import NETWORK
 
 if TYPE_CHECKING:
     from qmq.client.client_counters import ClientCounters
-    from qmq.client.ordered.ordered_consumer import OrderedConsumer
-    from qmq.client.ordered.ordered_producer import OrderedProducer
-    from qmq.client.producer import Producer
+    from qmq.client.consuming.ordered.consumer import OrderedConsumer
+    from qmq.client.producing.ordered.producer import OrderedProducer
+    from qmq.client.producing.producer import Producer
     from qmq.metrics.endpoint import MetricsServer
     from qmq.metrics.exposition import Collector
 

@@ -9,8 +9,8 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from qmq.client.message_checks import texts
-from qmq.client.sending_client import SendingClient
+from qmq.client.producing.batch import texts
+from qmq.client.producing.client import SendingClient
 
 if TYPE_CHECKING:
     from qmq.sql.debezium_outbox import DebeziumTable

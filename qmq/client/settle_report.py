@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from qmq.client.connection import OnAnswer
+from qmq.client.connection.connection import OnAnswer
 from qmq.errors import QmqError
 from qmq.wire.frame import Frame
 from qmq.wire.frame_payloads import LaneVerdict

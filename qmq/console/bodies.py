@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import msgspec
 
-from qmq.console.console_config import MaskRule
-from qmq.json_values import DEPTH_MAX, parse_json
+from qmq.console.config import MaskRule
+from qmq.text import DEPTH_MAX, parse_json
 
 MASK: Final = "•••"
 READ_BYTES_MAX: Final = 1 << 20

@@ -29,11 +29,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
-from qmq.console.console_config import OidcConfig, require_safe
+from qmq.console.config import OidcConfig, require_safe
 from qmq.errors import InvalidArgument, NotAuthenticated, NotConnected
-from qmq.json_values import parse_json
-from qmq.security.access_config import JwtConfig
+from qmq.security.access import JwtConfig
 from qmq.security.jwt_tokens import WITHOUT_REDIRECTS, JwtVerifier
+from qmq.text import parse_json
 
 ANSWER_S: Final = 10.0
 ANSWER_BYTES_MAX: Final = 1 << 20

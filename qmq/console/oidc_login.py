@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from qmq.console.console_guard import named_by_port
+from qmq.console.guard import named_by_port
 from qmq.console.oidc import LOGIN_S, OidcFlow, ShownToken
 from qmq.errors import NotAuthenticated, QmqError
 
 if TYPE_CHECKING:
-    from qmq.console.browser_sessions import BrowserSession
+    from qmq.console.sessions import BrowserSession
 
 log = logging.getLogger("qmq.console")
 

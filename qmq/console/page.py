@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from qmq.console.console_config import ConsoleConfig
+from qmq.console.config import ConsoleConfig
 from qmq.console.wording import LANGUAGES, Wording, bytes_text, chosen_language, count_text, exact_time
 from qmq.errors import (
     AccessDenied,
@@ -27,13 +27,11 @@ from qmq.errors import (
     UnknownGroup,
     UnknownSubject,
 )
-from qmq.printable import visible
-from qmq.text_numbers import whole_number
+from qmq.text import visible, whole_number
 
 if TYPE_CHECKING:
     from qmq.client.client import Client
-    from qmq.console.browser_sessions import BrowserSession
-    from qmq.console.caller import ConsoleCaller
+    from qmq.console.sessions import BrowserSession, ConsoleCaller
 
 LANGUAGE_COOKIE: Final = "qmq_language"
 LIVE_HEADER: Final = "x-live"

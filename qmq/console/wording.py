@@ -1,18 +1,23 @@
 """The console's words in English and in Chinese, and how it writes numbers and times. Pure.
 
 Catalogs are words/LANGUAGE.json: a text by key, with {names} for values. Each key is in both.
+
+Builds the command lines that do what a page shows or does. Pure.
+
+Every argument is quoted for a shell, so that a copied command is safe with any name or key.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 
-from qmq.clock import TIME_MS_MAX, TIME_MS_MIN, time_of
 from qmq.console.translation import translated
+from qmq.process.event_loop import TIME_MS_MAX, TIME_MS_MIN, time_of
 
 LANGUAGES: Final = {"en": "English", "zh": "中文"}
 _SPANS: Final = ((86_400_000, "span.days"), (3_600_000, "span.hours"), (60_000, "span.minutes"), (1_000, "span.seconds"))
@@ -88,3 +93,18 @@ def exact_time(time_ms: int) -> str:
     if time_ms == 0 or not TIME_MS_MIN <= time_ms <= TIME_MS_MAX:
         return ""
     return time_of(time_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def command(*words: object, **options: object) -> str:
+    """A `qmq` command line. An option that is None, False or empty is left out; True has no value; a list repeats the option."""
+    parts = ["qmq", *map(str, words)]
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            parts.append(flag)
+        elif isinstance(value, Iterable) and not isinstance(value, str):
+            for each in value:
+                parts += [flag, str(each)]
+        elif value is not None and value is not False and value != "":
+            parts += [flag, str(value)]
+    return shlex.join(parts)

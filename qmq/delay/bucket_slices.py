@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.delay.interfaces import Places, RowReader
-from qmq.delay.wheel_runs import WheelRun, runs_of
+from qmq.delay.wheel import WheelRun, runs_of
 
 PIECE: Final = 1 << 18
 """Index rows that are read at once: 4 MiB."""

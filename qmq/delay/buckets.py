@@ -1,16 +1,286 @@
-"""All buckets of a schedule, and the bytes of them that are only in memory."""
+"""All buckets of a schedule, and the bytes of them that are only in memory.
+
+A bucket: the messages that are due in one span of time, in three append files, and their states.
+
+    NAME.log     the batches; an envelope's base_sequence is the ordinal of its first message, its epoch and flushed_position are 0
+    NAME.idx     INDEX_ROW for each ordinal
+    NAME.done    the dispatch log (dispatch_log.py)
+
+NAME is the bucket's beginning in UTC. The state of each message (`DispatchMark`) is read from the dispatch log at first use: most buckets
+are not used for months.
+
+Looks up messages in buckets: by place, by message id, and pending ones in the order of due times.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+import re
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import groupby
+from operator import itemgetter
+from struct import Struct, error
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from qmq.delay.append_files import TAIL_BYTES_MAX, AppendFiles, Grown
-from qmq.delay.bucket import ROW_BYTES, Bucket, name_of
-from qmq.errors import DiskFull, MessageNotFound
+from qmq.delay.batches import BatchCache, StoredBatch
+from qmq.delay.dispatch_log import DispatchMark, decode_records, encode_record
+from qmq.delay.files import TAIL_BYTES_MAX, AppendFile, AppendFiles, Grown, damaged, read_written
+from qmq.delay.interfaces import INDEX_ROW, DueMessage, Places, SchedulePlace
+from qmq.errors import CorruptBatch, DiskFull, LogDamaged, MessageNotFound
+from qmq.log.disk import Disk
+from qmq.wire.batch import ENVELOPE_BYTES, Kind, parse_envelope, place
+from qmq.wire.batch_columns import REGION, REGION_BYTES, UNREADABLE, RegionHeader
+
+LOG, IDX, DONE = SUFFIXES = (".log", ".idx", ".done")
+_FILE: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z\.(log|idx|done)")
+ROW_BYTES: Final = INDEX_ROW.itemsize
+LOG_BYTES_MAX: Final = 8 << 32
+"""A row of the index has 32 bits for a position, in units of 8 bytes."""
+_ROW: Final = Struct("<qIHH")
+_PLACES: Final = np.arange(65_536, dtype="<u2")
+_READ_AHEAD: Final = 4096
+_SUBJECT_BYTES: Final = RegionHeader._fields.index("subject_bytes")
+_ROWS_AHEAD: Final = 256
+"""Wanted index rows that are no farther apart are read together."""
+
+
+def name_of(bucket: int, bucket_ms: int) -> str:
+    """The name of its files, without suffix. Names sort as buckets do."""
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(bucket * bucket_ms // 1000))
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a schedule may have a file of this name. Names come from other replicas and from backups, and become paths."""
+    return _FILE.fullmatch(name) is not None
+
+
+class Bucket:
+    """`files` is the schedule's folder."""
+
+    __slots__ = ("_files", "_marks", "_moves", "count", "done", "idx", "log", "number", "settled")
+
+    def __init__(self, files: AppendFiles, number: int, name: str) -> None:
+        self._files = files
+        self.number = number
+        self.log = AppendFile(name + LOG)
+        self.idx = AppendFile(name + IDX)
+        self.done = AppendFile(name + DONE)
+        self.count = 0
+        """Number of messages so far: the next ordinal."""
+        self.settled = 0
+        """Messages that are delivered, cancelled or moved."""
+        self._marks: bytearray | None = None
+        self._moves: dict[int, SchedulePlace] = {}
+
+    @property
+    def growing(self) -> tuple[AppendFile, AppendFile, AppendFile]:
+        return self.log, self.idx, self.done
+
+    @property
+    def tail_bytes(self) -> int:
+        """Bytes that are only in memory."""
+        return len(self.log.tail) + len(self.idx.tail) + len(self.done.tail)
+
+    # --- storing -------------------------------------------------------------------------------------------------------
+
+    def add(self, index: int, append_ms: int, region: bytes, crc: int, flags: int, due_times_ms: npt.NDArray[np.int64] | int) -> int:
+        """Store a batch for this bucket, and return the ordinal of its first message. `due_times_ms`: its column, or the only time."""
+        first, log = self.count, self.log
+        total, position = ENVELOPE_BYTES + len(region), log.end
+        assert position < LOG_BYTES_MAX, f"{log.name} is full: shorter buckets, or more delay groups, are needed"
+        self._files.append(log, place(Kind.DATA, total, crc, first, 0, index, append_ms, 0), region)
+        if isinstance(due_times_ms, int):
+            self.idx.tail += _ROW.pack(due_times_ms, position >> 3, 0, flags)
+            count = 1
+        else:
+            count = len(due_times_ms)
+            rows = np.empty(count, INDEX_ROW)
+            rows["due"] = due_times_ms
+            rows["position8"] = position >> 3
+            rows["place"] = _PLACES[:count]
+            rows["flags"] = flags
+            self.idx.tail += rows.tobytes()
+        self.count = first + count
+        if self._marks is not None:
+            self._marks += bytes(count)
+        return first
+
+    def settle(self, mark: DispatchMark, ordinals: bytes, targets: Iterable[SchedulePlace] = ()) -> None:
+        """Record the outcome of these messages (ordinals as little-endian u32), in this order."""
+        numbers = np.frombuffer(ordinals, "<u4")
+        self._apply(mark, numbers, tuple(targets))
+        self.settled += len(numbers)
+        self.done.tail += encode_record(mark, ordinals, tuple(targets))
+
+    # --- what became of them -------------------------------------------------------------------------------------------
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether the states are in memory; if not, call `load_marks`."""
+        return self._marks is not None
+
+    def load_marks(self, planned: Iterable[bytes]) -> None:
+        """Read the dispatch log; `planned` are the ordinals in open plans. Raises LogDamaged."""
+        marks = self._marks = bytearray(self.count)
+        end = 0
+        try:
+            for behind, record in decode_records(self._files.read(self.done, 0, self.done.end)):
+                if len(record.ordinals) and int(record.ordinals.max()) >= self.count:
+                    raise CorruptBatch("it names a message that is not in the bucket")
+                self._apply(record.mark, record.ordinals, record.targets)
+                end = behind
+            if np.count_nonzero(np.frombuffer(marks, np.uint8)) != self.settled:
+                raise CorruptBatch(f"it does not have the {self.settled} messages that it had before")
+        except CorruptBatch as cause:
+            self._marks = None
+            self._moves.clear()
+            raise damaged(self.done.name, end, cause.message) from cause
+        for ordinals in planned:
+            self.mark(DispatchMark.PLANNED, ordinals)
+
+    def _apply(self, mark: DispatchMark, ordinals: npt.NDArray[np.uint32], targets: tuple[SchedulePlace, ...]) -> None:
+        self.marks()[ordinals] = mark
+        self._moves.update(zip(ordinals.tolist(), targets, strict=False))
+
+    def marks(self) -> npt.NDArray[np.uint8]:
+        """The states by ordinal, as a view: release it before anything is stored."""
+        assert self._marks is not None, "load_marks comes first"
+        return np.frombuffer(self._marks, np.uint8)
+
+    def mark(self, mark: DispatchMark, ordinals: bytes) -> None:
+        """Mark ordinals (little-endian u32) as planned, or pending again."""
+        self.marks()[np.frombuffer(ordinals, "<u4")] = mark
+
+    def mark_of(self, ordinal: int) -> DispatchMark:
+        assert self._marks is not None, "load_marks comes first"
+        return DispatchMark(self._marks[ordinal])
+
+    def moved_to(self, ordinal: int) -> SchedulePlace:
+        """The new bucket and ordinal of a moved message."""
+        return self._moves[ordinal]
+
+    # --- reading -------------------------------------------------------------------------------------------------------
+
+    def rows(self, first: int, end: int) -> npt.NDArray[np.void]:
+        """Rows of the index. Raises LogDamaged."""
+        data = self._files.read(self.idx, first * ROW_BYTES, (end - first) * ROW_BYTES)
+        return np.frombuffer(data, INDEX_ROW)
+
+    def row(self, ordinal: int) -> tuple[int, int, int]:
+        """(due_ms, position, place) of one message. Raises LogDamaged."""
+        due_ms, position8, at, _ = _ROW.unpack(self._files.read(self.idx, ordinal * ROW_BYTES, ROW_BYTES))
+        return due_ms, position8 << 3, at
+
+    def rows_of(self, ordinals: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+        """(due_ms, position, place) of messages, which are given ascending. Neighbours cost one read. Raises LogDamaged."""
+        at, count = 0, len(ordinals)
+        while at < count:
+            first, begin = ordinals[at], at
+            while at < count and ordinals[at] - first < _ROWS_AHEAD:
+                at += 1
+            data = self._files.read(self.idx, first * ROW_BYTES, (ordinals[at - 1] - first + 1) * ROW_BYTES)
+            for each in ordinals[begin:at]:
+                due_ms, position8, place, _ = _ROW.unpack_from(data, (each - first) * ROW_BYTES)
+                yield due_ms, position8 << 3, place
+
+    def picked(self, ordinal: int, due_ms: int, position: int, at: int, cache: BatchCache) -> DueMessage | None:
+        """The message by a few small reads, if its batch has an outline and that is cheaper; else None. Raises LogDamaged."""
+        outline = cache.outline(self.number, position)
+        if outline is None:
+            return None
+        read = self._files.stretch(self.log, position + ENVELOPE_BYTES, outline.region_bytes)
+        try:
+            return outline.message(read, at, due_ms, SchedulePlace(self.number, ordinal))
+        except CorruptBatch as cause:
+            raise damaged(self.log.name, position, cause.message) from cause
+
+    def batch(self, position: int, cache: BatchCache) -> StoredBatch:
+        """The batch at a position. Raises LogDamaged."""
+        found = cache.get(self.number, position)
+        if found is None:
+            try:
+                found = self._read_batch(position)
+            except CorruptBatch as cause:
+                raise damaged(self.log.name, position, cause.message) from cause
+            cache.put(self.number, position, found)
+        return found
+
+    def _read_batch(self, position: int) -> StoredBatch:
+        data = self._files.read(self.log, position, _READ_AHEAD)
+        envelope = parse_envelope(data)
+        total = envelope.total_bytes
+        if total <= len(data):
+            region = data[ENVELOPE_BYTES:total]
+        else:
+            region = self._files.read(self.log, position + ENVELOPE_BYTES, total - ENVELOPE_BYTES)
+        if len(region) != total - ENVELOPE_BYTES:
+            raise CorruptBatch("the batch is incomplete")
+        return StoredBatch(envelope, region)
+
+    def append_ms_of(self, ordinal: int) -> int:
+        """When the message's batch was stored. Raises LogDamaged."""
+        position = self.row(ordinal)[1]
+        try:
+            return parse_envelope(self._files.read(self.log, position, ENVELOPE_BYTES)).append_time_ms
+        except CorruptBatch as cause:
+            raise damaged(self.log.name, position, cause.message) from cause
+
+    def subject_of(self, ordinal: int) -> str:
+        """The subject of one message; empty if its batch is damaged."""
+        with suppress(LogDamaged, error):
+            position = self.row(ordinal)[1] + ENVELOPE_BYTES
+            size = REGION.unpack(self._files.read(self.log, position, REGION_BYTES))[_SUBJECT_BYTES]
+            return self._files.read(self.log, position + REGION_BYTES, size).decode(errors="replace")
+        return ""
+
+    def batch_of(self, ordinal: int, cache: BatchCache, row: tuple[int, int, int] | None = None) -> tuple[StoredBatch, int]:
+        """(the message's batch, its place there); `row` is its row of the index, if known. Raises LogDamaged."""
+        due_ms, position, at = row or self.row(ordinal)
+        if position >= self.log.end:
+            raise damaged(self.idx.name, ordinal * ROW_BYTES, f"it points to byte {position} of a log of {self.log.end}")
+        batch = self.batch(position, cache)
+        if batch.view.base_sequence + at != ordinal or at >= batch.view.count or batch.due_ms(at) != due_ms:
+            raise damaged(self.idx.name, ordinal * ROW_BYTES, "it says another thing than the batch it points to")
+        return batch, at
+
+
+class BucketReader:
+    """A bucket's index at one moment. Safe in a thread; see `qmq.delay.interfaces.RowReader`."""
+
+    def __init__(self, disk: Disk, files: AppendFiles, bucket: Bucket) -> None:
+        self.count = bucket.count
+        self._disk = disk
+        self._path = files.folder / bucket.idx.name
+        self._written = bucket.idx.written
+        self._tail = bytes(bucket.idx.tail)
+
+    def read(self, first: int, end: int) -> npt.NDArray[np.void]:
+        """The rows of the index. Raises LogDamaged, OSError."""
+        at, size = first * ROW_BYTES, (end - first) * ROW_BYTES
+        if at >= self._written:
+            data = self._tail[at - self._written : at - self._written + size]
+        else:
+            data = self._from_file(at, min(size, self._written - at))
+            data += self._tail[: size - len(data)]
+        return np.frombuffer(data, INDEX_ROW)
+
+    def _from_file(self, at: int, size: int) -> bytes:
+        fd = self._disk.open_read(self._path)
+        try:
+            data = read_written(self._disk, fd, self._path.name, size, at)
+        finally:
+            self._disk.close(fd)
+        if len(data) < size:
+            raise damaged(self._path.name, at + len(data), f"it has had {self._written} bytes")
+        return data
+
 
 log = logging.getLogger("qmq.delay")
 
@@ -131,3 +401,130 @@ class Buckets:
             key: size for key, size in self._dirty.items() if size
         }
         assert [each.number for each in self] == sorted(self._buckets)
+
+
+_SLICE_ROWS: Final = 65_536
+SORTED_MAX: Final = 200_000
+"""Messages of one bucket that are sorted at once; a bucket with more is scanned several times."""
+_CHUNK: Final = 256
+PICKED_MAX: Final = 8
+"""If more messages of a batch are wanted together, the whole batch is read."""
+_FIRST: Final = itemgetter(0)
+_POSITION: Final = itemgetter(1)
+
+
+def read(bucket_of: Callable[[int], Bucket], cache: BatchCache, places: Places) -> list[DueMessage]:
+    found: list[DueMessage | None] = [None] * len(places)
+    order = np.lexsort((places.ordinals, places.buckets))  # so that a batch's messages are adjacent
+    numbers, ordinals = places.buckets[order].tolist(), places.ordinals[order].tolist()
+    wheres = iter(order.tolist())
+    for number, same in groupby(zip(numbers, ordinals, strict=True), _FIRST):
+        messages = _of_bucket(bucket_of(number), cache, [each for _, each in same])
+        for message, where in zip(messages, wheres, strict=False):  # in this order: it is the messages that end
+            found[where] = message
+    return [each for each in found if each is not None]
+
+
+def readable(reading: Callable[[Places], list[DueMessage]], places: Places) -> list[DueMessage]:
+    """The readable messages. The others are logged."""
+    try:
+        return reading(places)
+    except (LogDamaged, *UNREADABLE) as failure:
+        if len(places) == 1:
+            log.error("a delayed message cannot be read: %s", failure)
+            return []
+    middle = len(places) // 2
+    return readable(reading, places[:middle]) + readable(reading, places[middle:])
+
+
+def _of_bucket(bucket: Bucket, cache: BatchCache, ordinals: list[int]) -> Iterator[DueMessage]:
+    """Messages of one bucket, in ascending order. One or a few messages of a large checked batch are read singly; otherwise the whole batch
+    is read.
+    """
+    rows = list(bucket.rows_of(ordinals))
+    wanted = Counter(map(_POSITION, rows))
+    for ordinal, row in zip(ordinals, rows, strict=True):
+        message = None
+        if wanted[row[1]] <= PICKED_MAX and cache.get(bucket.number, row[1]) is None:
+            message = bucket.picked(ordinal, *row, cache)
+        yield message or _message(bucket, cache, ordinal, row)
+
+
+def _message(bucket: Bucket, cache: BatchCache, ordinal: int, row: tuple[int, int, int]) -> DueMessage:
+    batch, at = bucket.batch_of(ordinal, cache, row)
+    try:
+        return batch.message(at, SchedulePlace(bucket.number, ordinal))
+    except CorruptBatch as cause:
+        raise damaged(bucket.log.name, row[1], cause.message) from cause
+
+
+def find(bucket: Bucket, cache: BatchCache, append_ms: int, message_id: bytes) -> SchedulePlace | None:
+    """The first message with that id among the batches of that append time. Raises LogDamaged."""
+    ordinal = bisect_left(range(bucket.count), append_ms, key=bucket.append_ms_of)
+    while ordinal < bucket.count:
+        batch, _ = bucket.batch_of(ordinal, cache)
+        if batch.view.envelope.append_time_ms != append_ms:
+            return None
+        at = batch.find(message_id)
+        if at >= 0:
+            return SchedulePlace(bucket.number, batch.view.base_sequence + at)
+        ordinal = batch.view.base_sequence + batch.view.count
+    return None
+
+
+def pending(bucket: Bucket, from_ms: int, end_ms: int, flags: int = 0) -> Iterator[Places]:
+    """Pending messages with from <= due < end and all of `flags`, ordered by (due, ordinal), a few hundred at a time. Raises LogDamaged."""
+    behind, is_more = (from_ms - 1, bucket.count), True
+    while is_more:
+        due_times_ms, ordinals, is_more = _first_pending(bucket, behind, end_ms, flags)
+        for at in range(0, len(due_times_ms), _CHUNK):
+            part = slice(at, at + _CHUNK)
+            yield Places(due_times_ms[part], np.full(len(due_times_ms[part]), bucket.number, np.int32), ordinals[part])
+        if is_more:
+            behind = (int(due_times_ms[-1]), int(ordinals[-1]))
+
+
+def _first_pending(
+    bucket: Bucket, behind: tuple[int, int], end_ms: int, flags: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], bool]:
+    due_times_ms, ordinals, is_more = np.zeros(0, np.int64), np.zeros(0, np.uint32), False
+    for first in range(0, bucket.count, _SLICE_ROWS):
+        rows = bucket.rows(first, min(first + _SLICE_ROWS, bucket.count))
+        due, numbers = rows["due"], np.arange(first, first + len(rows), dtype=np.uint32)
+        mask = bucket.marks()[first : first + len(rows)] == DispatchMark.PENDING
+        if flags:
+            mask &= rows["flags"] & flags == flags
+        mask &= (due < end_ms) & ((due > behind[0]) | ((due == behind[0]) & (numbers > behind[1])))
+        due_times_ms, ordinals = np.concatenate((due_times_ms, due[mask])), np.concatenate((ordinals, numbers[mask]))
+        if len(due_times_ms) > 2 * SORTED_MAX or first + _SLICE_ROWS >= bucket.count:
+            order = np.lexsort((ordinals, due_times_ms))
+            is_more |= len(order) > SORTED_MAX
+            due_times_ms, ordinals = due_times_ms[order[:SORTED_MAX]], ordinals[order[:SORTED_MAX]]
+    return due_times_ms, ordinals, is_more
+
+
+def check(bucket: Bucket, cache: BatchCache, planned: Iterable[bytes], bucket_ms: int, closed_before: int) -> None:
+    """The invariant of a bucket: its index agrees with its log, its states with its dispatch log and the open plans."""
+    position, append_ms = 0, 0
+    rows = bucket.rows(0, bucket.count)
+    ordinal = 0
+    while position < bucket.log.end:
+        view = bucket.batch(position, cache).view
+        assert view.base_sequence == ordinal
+        assert view.envelope.append_time_ms >= append_ms
+        these = rows[ordinal : ordinal + view.count]
+        assert tuple(these["due"].tolist()) == view.due_times_ms()
+        assert these["position8"].tolist() == [position // 8] * view.count
+        assert these["place"].tolist() == list(range(view.count))
+        assert these["flags"].tolist() == [view.header.flags & 0xFFFF] * view.count
+        append_ms, ordinal = view.envelope.append_time_ms, ordinal + view.count
+        position += view.envelope.total_bytes
+    assert ordinal == bucket.count == len(rows)
+    assert bucket.idx.end == bucket.count * ROW_BYTES
+    natural = rows["due"] // bucket_ms
+    assert np.all((natural == bucket.number) | ((natural < bucket.number) & (bucket.number == closed_before)))
+    if bucket.has_marks:
+        known = bucket.marks().tolist()
+        bucket.load_marks(planned)
+        assert known == bucket.marks().tolist()
+        assert bucket.settled == sum(mark not in (DispatchMark.PENDING, DispatchMark.PLANNED) for mark in known)

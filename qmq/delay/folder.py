@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from qmq.delay.append_files import damaged
-from qmq.delay.bucket import SUFFIXES
+from qmq.delay.buckets import SUFFIXES
+from qmq.delay.files import damaged
 from qmq.log.disk import Disk
 
 

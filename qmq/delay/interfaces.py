@@ -3,7 +3,7 @@
     Schedule    (schedule.py)       where each message is on disk, and its state: the projection
     Wheel       (wheel.py)          the near messages by due time
     Loader      (loader.py)         advances the horizon
-    Engine      (delay_engine.py)   ticks, plans, cancels: the only writer of actions
+    Engine      (engine.py)   ticks, plans, cancels: the only writer of actions
     Dispatcher  (dispatcher/)       brings due messages to the real-time brokers
 
 Arrays of *places* (due, bucket, ordinal) travel together as `Places`; a message on its way out is a `DueMessage`.

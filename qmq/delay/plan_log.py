@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from qmq.batch_columns import BatchFlag
-from qmq.delay.batch_cutting import planned_ms
+from qmq.delay.batches import planned_ms
 from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
 from qmq.delay.lateness import Lateness
 from qmq.delay.recurrence import next_run
 from qmq.errors import InvalidArgument, MessageNotFound
-from qmq.headers import CRON, PLANNED, SCHEDULE_ID, ZONE
 from qmq.log.actions import Cancel, PlanAction, PlanDone, PlanVoid, Recur, ScheduleAction
+from qmq.model import CRON, PLANNED, SCHEDULE_ID, ZONE
+from qmq.wire.batch_columns import BatchFlag
 
 if TYPE_CHECKING:
     from qmq.delay.schedule import Schedule

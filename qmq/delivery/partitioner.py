@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import Generic, Protocol, TypeVar
 
-from qmq_ordering.route import PhysicalPartition, Route
+from qmq_ordering.routes import PhysicalPartition, Route
 
 
 class PartitionWindow(Protocol):

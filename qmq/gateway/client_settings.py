@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from qmq.gateway.message_mapping import duration_of
-from qmq.gateway.rocketmq_names import name_of
-from qmq.gateway.status_codes import Refused
+from qmq.gateway.messages import duration_of, name_of
+from qmq.gateway.status import Refused
 from qmq.model import GroupSettings
 from qmq.proto.rocketmq import definition_pb2 as api
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 from urllib.parse import quote, unquote
 
 from qmq.errors import InvalidArgument
-from qmq.json_values import parse_json
+from qmq.text import parse_json
 
 PREFIX: Final = "ce-"
 CONTENT_TYPE: Final = "content-type"

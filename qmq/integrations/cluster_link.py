@@ -19,7 +19,7 @@ from datetime import datetime
 from typing import Any, Final, TypeVar
 
 import qmq
-from qmq.blocking_base import LoopThread
+from qmq.blocking.loop_thread import LoopThread
 from qmq.errors import AccessDenied, MessageNotFound, NotConnected, SubjectExists, TooLate, UnknownGroup, UnknownSubject
 from qmq.model import SubjectConfig
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from qmq.errors import InvalidArgument
-from qmq.text_numbers import whole_number
+from qmq.text import whole_number
 
 Positions = Mapping[tuple[str, int], int]
 """The next sequence of each queue, by broker group and partition."""

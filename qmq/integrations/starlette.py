@@ -21,9 +21,8 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
 import qmq
-from qmq.client.listening.listener_api import GRACE
 from qmq.client.listening.listener_options import ListenerOptions
-from qmq.client.listening.listeners import Listening
+from qmq.client.listening.listeners import GRACE, Listening
 from qmq.errors import ClientClosed, InvalidArgument, QmqError
 from qmq.integrations.pending_listeners import PendingListeners
 from qmq.integrations.server_sent_events import KEY_BYTES_MIN, RESET, EventIds, Positions, event

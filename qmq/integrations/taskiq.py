@@ -19,7 +19,7 @@ from taskiq.message import TaskiqMessage
 
 import qmq
 from qmq.errors import InvalidArgument, MessageNotFound, TooLate
-from qmq.printable import visible
+from qmq.text import visible
 
 log = logging.getLogger("qmq.taskiq")
 

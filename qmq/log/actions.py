@@ -17,7 +17,7 @@ An entry of the action log holds actions as MessagePack arrays, one after anothe
     FORGET                              the group is deleted: a consumer of a broadcast group that stayed away
     DROP_QUEUE                          the queue's subject was deleted: every group is gone (`group` is empty)
 
-On partitions of ordered subjects (qmq/log/lane_share.py):
+On partitions of ordered subjects (qmq/log/lane_state.py):
 
     LANE_BEGIN    first, end, sequence, expired    the group is new on this partition (of this range) and begins here
     LANE_GRANT    first, end, incarnation, lease   the range is the consumer's alone, under the next token
@@ -48,7 +48,7 @@ from typing import Final
 import msgspec
 
 from qmq.errors import CorruptBatch
-from qmq.log.checked_payload import UNREADABLE
+from qmq.log.segment_index import UNREADABLE
 
 
 class ActionKind(IntEnum):

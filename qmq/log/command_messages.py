@@ -13,10 +13,10 @@ import json
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from qmq.batch import encode
-from qmq.batch_columns import Columns, Layout, bytes_column, parse_header
 from qmq.errors import CorruptBatch
 from qmq.log.queue import Sealed
+from qmq.wire.batch import encode
+from qmq.wire.batch_columns import Columns, Layout, bytes_column, parse_header
 
 if TYPE_CHECKING:
     from qmq.model import QueueId

@@ -3,24 +3,91 @@
 Rules: a failed fsync is final and raises FlushFailed (the kernel marks the pages clean, so a second fsync would report success wrongly:
 "fsyncgate"); no space raises DiskFull; every other failure stays an OSError, which stops the broker. Only an unreadable sector of a log
 does not stop it: `read_around` replaces the sector by bytes that fail every checksum, so that the sector counts as damage.
+
+Brings a part of a file into the kernel's page cache, from a thread, by few system calls: after each one the thread takes the interpreter
+lock again, and the event loop waits for it.
+
+A lock that gives a data folder to one process. The lock ends with the process.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import fcntl
 import logging
 import os
+import sys
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from qmq.errors import DiskFull, FlushFailed
-from qmq.file_descriptors import SHORT_OF
-from qmq.log import page_cache
-from qmq.private_files import FILE_MODE, NO_SPACE
+from qmq import limits
+from qmq.errors import DiskFull, FlushFailed, FolderInUse
+from qmq.process.files import FILE_MODE, NO_SPACE, SHORT_OF
+
+_CACHESTAT: Final = 451
+"""The number of the system call on all architectures of Linux; older kernels than 6.5 do not have it."""
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_SCRATCH_BYTES: Final = 256 * limits.KIB
+_VIEWS_MAX: Final = 64
+"""Buffers of one read: together a window of `qmq.broker.reading.cold_reads`."""
+
+
+class _Range(ctypes.Structure):
+    _fields_ = (("at", ctypes.c_uint64), ("size", ctypes.c_uint64))
+
+
+class _Pages(ctypes.Structure):
+    _fields_ = (
+        ("cached", ctypes.c_uint64),
+        ("dirty", ctypes.c_uint64),
+        ("being_written", ctypes.c_uint64),
+        ("evicted", ctypes.c_uint64),
+        ("recently_evicted", ctypes.c_uint64),
+    )
+
+
+@cache
+def _syscall() -> Any:
+    return ctypes.CDLL(None).syscall if sys.platform.startswith("linux") else None
+
+
+def sync_file_system(fd: int) -> None:
+    """Write back everything of the file system that `fd` is on. Does nothing where there is no such call. Raises OSError."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+    if call is not None and call(fd) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def is_cached(fd: int, size: int, at: int) -> bool:
+    """True if all pages of a part of a file are in the page cache; some of them may still be read. False where the kernel does not tell."""
+    call, pages = _syscall(), _Pages()
+    if call is None or call(_CACHESTAT, fd, ctypes.byref(_Range(at, size)), ctypes.byref(pages), 0) != 0:
+        return False
+    wanted = (at + size - 1) // _PAGE_BYTES - at // _PAGE_BYTES + 1
+    return bool(pages.cached >= wanted)
+
+
+def load(fd: int, size: int, at: int) -> None:
+    """Return when a part of a file is in the page cache. Raises OSError."""
+    if is_cached(fd, size, at):
+        os.pread(fd, 1, at + size - 1)  # waits if another thread began to read these pages just now
+        return
+    # Into the same memory again and again, which stays in the processor's cache. For one large request the kernel reads in large pieces.
+    scratch, end = memoryview(bytearray(min(_SCRATCH_BYTES, size))), at + size
+    while at < end:
+        views = [scratch] * min((end - at) // len(scratch), _VIEWS_MAX)
+        done = os.preadv(fd, views or [scratch[: end - at]], at)
+        if not done:
+            return
+        at += done
+
 
 log = logging.getLogger("qmq.log")
 
@@ -134,7 +201,7 @@ class Disk:
         """Read a part of a file into the page cache, and wait until it is there. Safe in a thread. Raises OSError."""
         fd = self.open_read(path)
         try:
-            page_cache.load(fd, size, at)
+            load(fd, size, at)
         finally:
             self.close(fd)
 
@@ -191,7 +258,7 @@ class Disk:
     def _write_back(self, folder: Path) -> None:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            page_cache.sync_file_system(fd)
+            sync_file_system(fd)
         except OSError as cause:
             raise FlushFailed(f"syncing the file system of {folder} failed: {cause}; the broker stops, restart it to recover") from cause
         finally:
@@ -360,3 +427,21 @@ class Unflushed:
     def age_ms(self, now_ms: int) -> int:
         """The age of the oldest unflushed entry in milliseconds; 0 if there is none."""
         return max(now_ms - self._marks[0][1], 0) if self._marks else 0
+
+
+class FolderLock:
+    """The lock, held from construction to `release`. Raises FolderInUse."""
+
+    def __init__(self, folder: Path) -> None:
+        self._fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._fd)
+            raise FolderInUse(f"{folder} is used by another running broker: stop it first, or choose another folder") from None
+
+    def release(self) -> None:
+        """Release the folder, for another process or another store of this one."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1

@@ -1,6 +1,6 @@
 """Reads a log of enveloped entries: the walk at a restart, and the decision about entries that fail their checksum.
 
-Both logs consist of envelopes (qmq/batch.py), each followed by its region. A restart walks them from the last checkpoint on and checks
+Both logs consist of envelopes (qmq/wire/batch.py), each followed by its region. A restart walks them from the last checkpoint on and checks
 every checksum. If one fails, there are two cases:
 
 * *A torn tail.* Entries written after the last flush may be missing or incomplete after a power cut, in any order. They were not
@@ -21,11 +21,10 @@ from typing import Final
 from google_crc32c import value as crc32c
 
 from qmq import limits
-from qmq.batch import ENVELOPE_BYTES, MAGIC, Envelope, Kind, parse_envelope, place
-from qmq.batch_columns import ALIGN
-from qmq.errors import CorruptBatch, LogDamaged
-from qmq.invariants import check
+from qmq.errors import CorruptBatch, LogDamaged, check
 from qmq.log.segments import Segments, segment_name
+from qmq.wire.batch import ENVELOPE_BYTES, MAGIC, Envelope, Kind, parse_envelope, place
+from qmq.wire.batch_columns import ALIGN
 
 _WALKED_MAX: Final = 20_000
 """The most entries to walk in order to decide whether an entry begins at a position."""

@@ -19,14 +19,14 @@ from typing import Final
 
 from google_crc32c import value as crc32c
 
-from qmq.batch import ENVELOPE_BYTES, Kind, entry_bytes, parse_envelope
-from qmq.batch_columns import check_region
 from qmq.errors import CorruptBatch
 from qmq.log import commit_mark
 from qmq.log.recent_writes import ACTIONS, Place, Write, WriteRun
 from qmq.log.segments import Segments, segment_name
 from qmq.log.store import PendingEntry, Store
-from qmq.private_files import FILE_MODE, make_private
+from qmq.process.files import FILE_MODE, make_private
+from qmq.wire.batch import ENVELOPE_BYTES, Kind, entry_bytes, parse_envelope
+from qmq.wire.batch_columns import check_region
 
 _RUN: Final = Struct("<IIQQ")
 _CRC: Final = Struct("<I")

@@ -12,13 +12,13 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 from qmq import limits
-from qmq.batch import ENVELOPE_BYTES, Envelope, parse_envelope
-from qmq.batch_columns import check_region
 from qmq.errors import CorruptBatch, LogDamaged
-from qmq.log.cold_read import ColdRead
 from qmq.log.envelopes import ReadWindow
+from qmq.log.reading import ColdRead
 from qmq.log.recent_writes import Place, WriteRun, WriteStretch, behind
 from qmq.log.segments import Segments
+from qmq.wire.batch import ENVELOPE_BYTES, Envelope, parse_envelope
+from qmq.wire.batch_columns import check_region
 
 _WINDOW_BYTES: Final = 512 * limits.KIB
 

@@ -15,11 +15,11 @@ from typing import Any, Final
 
 import msgspec
 
-from qmq.batch import ENVELOPE_BYTES, Kind
 from qmq.errors import CorruptBatch
 from qmq.limits import BATCH_BYTES_MAX, KIB, MIB
 from qmq.log.envelopes import PAYLOAD_AT, head_at
 from qmq.log.segments import Segments
+from qmq.wire.batch import ENVELOPE_BYTES, Kind
 
 SNAPSHOT_BYTES: Final = MIB
 """The states in one entry: as much as one message between replicas carries."""

@@ -6,18 +6,18 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from qmq_ordering.route import LpRange
+from qmq_ordering.routes import LpRange
 
-from qmq.batch import BatchView
-from qmq.batch_columns import BatchFlag, RegionHeader, tag_bloom
 from qmq.log.actions import DropQueue, Forget, ShareAction
 from qmq.log.consume_log import ConsumeLog, IndexEntry
 from qmq.log.disk import Disk
-from qmq.log.lane_share import LaneShare
+from qmq.log.group_state import Settled, Share
+from qmq.log.lane_state import LaneShare
 from qmq.log.producers import Producers, birth_ms
-from qmq.log.share import Settled, Share
 from qmq.model import QueueId
-from qmq.targeted import LOOK_INSIDE
+from qmq.rpc.channel import LOOK_INSIDE
+from qmq.wire.batch import BatchView
+from qmq.wire.batch_columns import BatchFlag, RegionHeader, tag_bloom
 from qmq.wire.frame_payloads import Produced
 
 _AGAIN: Final = int(BatchFlag.AGAIN)

@@ -1,7 +1,7 @@
 """Opens a store after a stop, a crash or damage.
 
 Opening: take the newest whole checkpoint, walk both logs from it on in the order of their index, cut a torn tail, refuse damage
-(qmq/log/envelopes.py says which is which), rebuild what is missing of the derived files (qmq/log/index_rebuild.py). Without a checkpoint
+(qmq/log/envelopes.py says which is which), rebuild what is missing of the derived files (qmq/log/recovery.py). Without a checkpoint
 everything is replayed; each segment opens with a snapshot, so retention never takes what a replay needs.
 
     found on disk                                 outcome
@@ -18,6 +18,8 @@ everything is replayed; each segment opens with a snapshot, so retention never t
 
 A replica's logs are one sequence: if an index is missing, everything after it is cut from both logs, since this replica cannot have
 confirmed it. `Store.lost_tail` says whether cut entries may have been acknowledged.
+
+Rebuilds a lost consume log from the message log.
 """
 
 from __future__ import annotations
@@ -27,23 +29,66 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from qmq.clock import Clock
 from qmq.errors import CorruptBatch, LogDamaged
-from qmq.log import checkpoint as checkpoints
-from qmq.log import commit_mark
+from qmq.log import checkpoint, commit_mark
 from qmq.log.checkpoint import Checkpoint, QueueState
-from qmq.log.cold_read import StoredBytes
 from qmq.log.consume_log import ENTRY, ConsumeLog, IndexEntry
 from qmq.log.disk import Disk
-from qmq.log.envelopes import Entry, head_at, is_torn, judge, walk_waiting
-from qmq.log.index_rebuild import rebuild
-from qmq.log.lane_share import LaneShare
+from qmq.log.envelopes import Entry, damaged, head_at, is_torn, judge, walk_waiting
+from qmq.log.group_state import Share
+from qmq.log.lane_state import LaneShare
 from qmq.log.log_config import Flush, LogConfig
 from qmq.log.projection import Projection
 from qmq.log.queue import Queue
+from qmq.log.reading import StoredBytes
+from qmq.log.recent_writes import MESSAGES
 from qmq.log.segments import Segments
-from qmq.log.share import Share
 from qmq.log.store import Store
+from qmq.process.event_loop import Clock
+from qmq.wire.batch import Kind
+
+
+def rebuild(store: Store, lost: list[tuple[Queue, int]], until: int, progress: Callable[[str, int, int], None]) -> None:
+    """Index the lost queues again, from the oldest message to `until`: the replay has indexed all later entries. Raises LogDamaged."""
+    stored = _stored_bytes(store, until)
+    tails: dict[int, list[IndexEntry]] = {}
+    cumulative: dict[int, int] = {}
+    for queue, bytes_ever in lost:
+        tails[id(queue)] = [entry for entry in queue.index.entries_in_memory() if entry.position >= until]
+        cumulative[id(queue)] = bytes_ever - stored.get(id(queue), 0)
+        queue.index.discard()
+        queue.index = ConsumeLog(store.disk, store.consume_folder, queue.id)
+    for entry in _data_before(store, until):
+        queue, indexed = store.index_entry(entry.position, entry.envelope, entry.region)
+        if id(queue) in cumulative:
+            queue.index.append(indexed._replace(cumulative_bytes=cumulative[id(queue)]))
+            cumulative[id(queue)] += indexed.total_bytes
+        progress("consume", entry.end - store.messages.start, until - store.messages.start)
+    for queue, _ in lost:
+        for indexed in tails[id(queue)]:
+            queue.index.append(indexed)
+
+
+def _data_before(store: Store, until: int) -> Iterator[Entry]:
+    position = store.messages.start
+    try:
+        for entry in walk_waiting(store.messages, position):
+            if entry.position >= until:
+                return
+            position = entry.end
+            if entry.envelope.kind in (Kind.DATA, Kind.COMMAND):
+                yield entry
+    except CorruptBatch as cause:  # everything before a checkpoint was flushed
+        raise damaged(store.messages, position, cause, MESSAGES) from cause
+
+
+def _stored_bytes(store: Store, until: int) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for entry in _data_before(store, until):
+        queue, indexed = store.index_entry(entry.position, entry.envelope, entry.region)
+        found[id(queue)] = found.get(id(queue), 0) + indexed.total_bytes
+    return found
+
 
 NOTHING_YET: Final = 1 << 62
 """An index greater than all others, for a log that started over in its middle and has no entry yet."""
@@ -112,7 +157,7 @@ def _recover(store: Store, progress: Progress, until: int | None) -> None:
 def _find_checkpoint(store: Store) -> Checkpoint | None:
     """The checkpoint to begin with; None if everything must be replayed. Raises LogDamaged."""
     damaged = 0
-    for found in checkpoints.read_all(store.folder / "checkpoint", store.disk):
+    for found in checkpoint.read_all(store.folder / "checkpoint", store.disk):
         if found is None:
             damaged += 1
             continue

@@ -1,7 +1,7 @@
 """The time by which retention counts the age of messages. It never runs ahead because one machine's clock says so.
 
     time passes                         it advances by CLOCK_BOOTTIME, the machine's monotonic clock; a kept time that is ahead
-                                        (qmq/timekeeper.py) pulls it by at most 1000 ppm
+                                        (qmq/broker/timekeeper.py) pulls it by at most 1000 ppm
     the kept time is behind             it becomes the kept time: what seems young is kept
     most of the group's machines agree  it becomes the kept time; while the process runs, forward by at most a day
     an operator confirms the clock      it becomes the kept time

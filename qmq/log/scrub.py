@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from qmq.batch import ENVELOPE_BYTES, parse_envelope
-from qmq.batch_columns import check_region
 from qmq.errors import CorruptBatch, LogDamaged
 from qmq.limits import MIB
 from qmq.log.envelopes import ReadWindow, damaged
 from qmq.log.segments import Segments, segment_name
 from qmq.log.store import Store
+from qmq.wire.batch import ENVELOPE_BYTES, parse_envelope
+from qmq.wire.batch_columns import check_region
 
 _READ_BYTES: Final = MIB
 _PAGES_BYTES: Final = 2 * MIB

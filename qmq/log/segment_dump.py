@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from qmq.batch import ENVELOPE_BYTES, MAGIC, BatchView, Envelope, Kind, parse_envelope
-from qmq.batch_columns import ALIGN, Column, check_region
-from qmq.clock import time_of
 from qmq.errors import CorruptBatch
 from qmq.log.actions import decode_actions
 from qmq.log.envelopes import unwrap
 from qmq.model import MessageId
+from qmq.process.event_loop import time_of
+from qmq.wire.batch import ENVELOPE_BYTES, MAGIC, BatchView, Envelope, Kind, parse_envelope
+from qmq.wire.batch_columns import ALIGN, Column, check_region
 
 _BODY_CHARS = 60
 

@@ -23,13 +23,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from qmq.errors import LogDamaged
-from qmq.invariants import check
+from qmq.errors import LogDamaged, check
 from qmq.limits import MIB
-from qmq.log.cold_read import NoStoredBytes, StoredBytes
 from qmq.log.disk import Disk
+from qmq.log.reading import NoStoredBytes, StoredBytes
 from qmq.log.segment_index import SegmentIndex, index_name, read_indexes
-from qmq.private_files import make_private
+from qmq.process.files import make_private
 
 _OPEN_FILES_MAX: Final = 64
 _LOOK_BYTES: Final = 8 * MIB

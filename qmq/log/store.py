@@ -23,31 +23,29 @@ from typing import Final, NamedTuple
 
 from google_crc32c import value as crc32c
 
-from qmq.batch import ENVELOPE_BYTES, BatchView, Envelope, Kind, parse_envelope, place, region_crc_of
-from qmq.batch_columns import REGION, RegionHeader, check_region
-from qmq.clock import Clock
-from qmq.errors import CorruptBatch, DiskFull, LogDamaged
-from qmq.invariants import InvariantBroken, check
+from qmq.errors import CorruptBatch, DiskFull, InvariantBroken, LogDamaged, check
 from qmq.limits import BATCH_BYTES_MAX
 from qmq.log import command_messages
 from qmq.log.actions import AnyAction, LaneAction, ScheduleAction, decode_actions
-from qmq.log.cold_read import ObjectDamaged, StoredBytes
 from qmq.log.command_messages import QueueErasure
 from qmq.log.consume_log import IndexEntry
-from qmq.log.disk import Disk, FreeSpace, Unflushed
+from qmq.log.disk import Disk, FolderLock, FreeSpace, Unflushed
 from qmq.log.envelopes import begins_at, entry_at, epoch_of, first_index, unwrap, with_epoch, wrap
-from qmq.log.folder_lock import FolderLock
-from qmq.log.lane_share import LaneShare
+from qmq.log.group_state import Settled
+from qmq.log.lane_state import LaneShare
 from qmq.log.log_config import Flush, LogConfig
 from qmq.log.opening_snapshots import SnapshotReader, to_payloads
 from qmq.log.projection import Projection
 from qmq.log.queue import Queue, Sealed
+from qmq.log.reading import ObjectDamaged, StoredBytes
 from qmq.log.recent_writes import ACTIONS, MESSAGES, Place, Tail, TailCache, Write, WriteRun
 from qmq.log.segments import FlushPlan, Segments
-from qmq.log.share import Settled
 from qmq.log.unwritten_actions import UnwrittenActions
 from qmq.model import Partition, QueueId
-from qmq.private_files import make_private
+from qmq.process.event_loop import Clock
+from qmq.process.files import make_private
+from qmq.wire.batch import ENVELOPE_BYTES, BatchView, Envelope, Kind, parse_envelope, place, region_crc_of
+from qmq.wire.batch_columns import REGION, RegionHeader, check_region
 from qmq.wire.frame_payloads import Produced
 
 _NOTHING: Final = Settled(0, 0)

@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from qmq.batch import Envelope, Kind
 from qmq.log.envelopes import Entry, unwrap
 from qmq.log.opening_snapshots import SnapshotReader
 from qmq.log.recent_writes import MESSAGES
 from qmq.log.segment_index import SegmentIndex
 from qmq.log.store import PendingEntry, Store
+from qmq.wire.batch import Envelope, Kind
 
 
 class CannotTake(Exception):

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, Protocol
 from qmq.metrics.exposition import Page
 from qmq.metrics.figures import FigureSource
 from qmq.metrics.readiness import Readiness
-from qmq.text_numbers import joined
+from qmq.text import joined
 
 log = logging.getLogger("qmq.metrics")
 
@@ -71,7 +71,7 @@ class HttpAnswer(NamedTuple):
 
 
 class PortListener(Protocol):
-    """The interface of a listener at a port, such as `qmq.network.ServerListener`."""
+    """The interface of a listener at a port, such as `qmq.rpc.network.ServerListener`."""
 
     port: int
 

@@ -20,14 +20,14 @@ from typing import Final
 from qmq_coordination.coordination_store import CoordinationStore
 from qmq_coordination.view import ClusterView
 
-from qmq.batch_columns import Columns
-from qmq.client.producer import Producer, ProducerIdentity
+from qmq.client.producing.producer import Producer, ProducerIdentity
 from qmq.errors import QmqError
-from qmq.meta.cluster_catalog import ClusterCatalog
+from qmq.meta.catalog import ClusterCatalog
 from qmq.model import SubjectConfig
-from qmq.network import Network
-from qmq.node.view_locator import ViewLocator
-from qmq.security.access_config import AccessConfig
+from qmq.node.broker_assembly import ViewLocator
+from qmq.rpc.network import Network
+from qmq.security.access import AccessConfig
+from qmq.wire.batch_columns import Columns
 
 log = logging.getLogger("qmq.node")
 

@@ -2,7 +2,7 @@
 
                             single node (`qmq dev`)         replica (`qmq broker`, `qmq delay`)
     turns, state            Broker                          Broker
-    work while it serves    -, or DelayWork                 the same (qmq/delay/delay_broker.py)
+    work while it serves    -, or DelayWork                 the same (qmq/delay/broker.py)
     commits                 Alone                           Driver, with the Coordinator of its mastership
     fencing by lease        -                               WriteLease
     flushes, checkpoints    Maintenance                     Maintenance
@@ -11,39 +11,133 @@
     knows routes            ViewRouting, if not delayed     ViewRouting, if not delayed
     data port               DataServer                      DataServer
     control port            SingleGroupStatus               ReplicaStatus
-    assembled by            StandaloneBroker                ReplicaBroker (replica_broker.py)
+    assembled by            StandaloneBroker                ReplicaBroker (qmq/node/replica/broker.py)
 
 A broker and its parts need each other: the broker reports written entries to the committer, and the committer reports committed entries to
 the broker. So a broker gets a function that makes its parts (`Broker.__init__`): the method `_make_parts` of both classes.
+
+A broker's data about ordered subjects and consumer groups, from its view of the coordination store.
+
+The view may be a moment behind. A partition then is "not known" or "not open" a moment longer, and the caller tries again. The view never
+contains changes that the store did not have. Routes only move forward. A frontier goes back when a group is reset or a parked key is
+replayed, and the broker then reads the store first (`group_revision`). Replicas need not agree on settings and pauses. While the store
+cannot be reached, the last known settings and pauses apply.
+
+Locates subjects in this process's own view of the coordination store, for a client inside a server. A delay group also delivers
+without a running metaserver. So its client calls no metaserver, and applies the metaserver's rules here (qmq/meta/catalog.py). The
+locator never creates a subject: a message whose subject is deleted waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Final
 
-from qmq_coordination.view import ClusterView
+from qmq_coordination.ordered_records import change_key, group_record_key
+from qmq_coordination.view import ClusterView, ViewChange
+from qmq_ordering.routes import Change, LpRange, PhysicalPartition
 
+from qmq.broker.admin import SingleGroupStatus
 from qmq.broker.broker import Broker, MakeParts
-from qmq.broker.broker_parts import BrokerParts, KindParts
-from qmq.broker.committer import Alone
+from qmq.broker.connection.server import DataServer
 from qmq.broker.control import serve_control
-from qmq.broker.data_server import DataServer
-from qmq.broker.group_rules import GroupRules, NoGroupRules
-from qmq.broker.group_status import SingleGroupStatus
+from qmq.broker.lanes.ordered_writes import NoRouting, Routing
 from qmq.broker.maintenance import TICK_S, Maintenance, stop_process
-from qmq.broker.ordered_writes import NoRouting, Routing
+from qmq.broker.parts import Alone, BrokerParts, GroupRules, KindParts, NoGroupRules
 from qmq.broker.replica_time import ReplicaTime
-from qmq.network import NETWORK, Network, RpcPort
-from qmq.node.broker_view import ViewRules
-from qmq.process_description import DescribeProcess
+from qmq.client.connection.pool import Links
+from qmq.client.metadata.cache import Locator, Ordering, Placement, Pushed, routes_of
+from qmq.errors import CallerError, NotConnected, Overloaded, QmqError, Unavailable
+from qmq.meta.catalog import ClusterCatalog
+from qmq.meta.watchers import Watchers
+from qmq.model import GroupSettings, Order, SubjectConfig
+from qmq.process.description import DescribeProcess
 from qmq.proto.v1 import control_pb2 as pb
-from qmq.security.access_control import OpenAccess
-from qmq.server_name import ServerName
-from qmq.text_numbers import joined
+from qmq.rpc.network import NETWORK, Network, RpcPort
+from qmq.rpc.server_name import ServerName
+from qmq.security.access import OpenAccess
+from qmq.text import joined
 
 if TYPE_CHECKING:
     import grpc
+    from qmq_coordination.coordination_store import CoordinationStore
+
+
+class ViewRouting:
+    """See `qmq.broker.lanes.ordered_writes.Routing`. `group` is the broker's own group."""
+
+    def __init__(self, view: ClusterView, group: str) -> None:
+        self._view = view
+        self._group = group
+
+    def partition(self, subject: str, number: int) -> PhysicalPartition | None:
+        """The partition; None if no version of the route has it on this broker group."""
+        state = self._view.ordered(subject)
+        if state is None:
+            return None
+        for version in sorted(state.routes, reverse=True):
+            found = state.routes[version].partition(number)
+            if found is not None:
+                return found if found.group == self._group else None
+        return None
+
+    def is_open(self, subject: str, group: str, number: int, lps: LpRange, version: int) -> bool:
+        """True if the group reads `version` in the range, and that version has the partition there."""
+        state = self._view.ordered(subject)
+        record = state.groups.get(group) if state is not None else None
+        if state is None or record is None or not record.is_ready or not record.frontier.is_open(lps, version):
+            return False
+        route = state.routes.get(version)
+        part = route.partition(number) if route is not None else None
+        return part is not None and part.range.contains(lps)
+
+    async def closes(self, subject: str, number: int, change_id: str, to_version: int) -> bool:
+        """True if the store has the change, and the change closes the partition. Raises CoordinationError."""
+        state = self._view.ordered(subject)
+        change = None if state is None else state.changes.get(to_version)
+        if change is None or change.id != change_id:
+            item = await self._view.fetch(change_key(subject, to_version))
+            change = None if item is None else Change.decode(item.value)
+        return change is not None and change.id == change_id and number in change.sources
+
+    async def group_revision(self, subject: str, group: str) -> int:
+        """Read the current revision of the group's record from the store; 0 without a record. `is_open` uses no older record from now on.
+        Raises CoordinationError.
+        """
+        item = await self._view.fetch(group_record_key(subject, group))
+        return 0 if item is None else item.mod_revision
+
+
+class ViewRules:
+    """See `qmq.broker.parts.GroupRules`. `own` are the broker's defaults; `changed` is called after changes. Every pull needs the
+    settings of a group and the pauses, so they are cached.
+    """
+
+    def __init__(self, view: ClusterView, own: GroupSettings, changed: Callable[[], None]) -> None:
+        self._view = view
+        self._own = own
+        self._changed = changed
+        self._found: dict[tuple[str, str], GroupSettings] = {}
+        self._has_pauses = bool(view.delivery.pauses)
+        view.on_change(self._heard)
+
+    def _heard(self, change: ViewChange) -> None:
+        if change.delivery:
+            self._found.clear()
+            self._has_pauses = bool(self._view.delivery.pauses)
+            self._changed()
+
+    def settings(self, subject: str, group: str) -> GroupSettings:
+        """The settings, each from its most specific source: the group on this subject, the group on all subjects, the broker."""
+        found = self._found.get((subject, group))
+        if found is None:
+            found = self._found[subject, group] = self._view.delivery.settings(subject, group, self._own)
+        return found
+
+    def is_paused(self, subject: str, group: str, consumer: str, client: str) -> bool:
+        """True if the group, the consumer or the client is paused."""
+        return self._has_pauses and self._view.delivery.is_paused(subject, group, consumer, client)
+
 
 STOP_GRACE_S: Final = 1.0
 
@@ -132,3 +226,48 @@ class StandaloneBroker:
             await self._control.stop(STOP_GRACE_S)
         await self.data.stop()
         await self.maintenance.stop()
+
+
+class ViewLocator:
+    """Implements `qmq.client.metadata.cache.Locate` and `Watch`. Use it only while the view runs."""
+
+    def __init__(self, store: CoordinationStore, view: ClusterView, network: Network = NETWORK) -> None:
+        self._view = view
+        self._network = network
+        self._cluster = ClusterCatalog(store, view, auto_create=False)
+        self._watchers = Watchers(view)
+
+    async def locate(self, subject: str) -> Placement:
+        """Locate a subject. Raises UnknownSubject; Unavailable if the answer is not known at the moment."""
+        try:
+            config, found = await self._cluster.locate(subject, create=False)
+            ordering = await self._ordering(config)
+        except (CallerError, Unavailable):
+            raise
+        except QmqError as cause:
+            raise NotConnected(f"the broker groups of {subject!r} are not known at the moment: {cause}") from cause
+        return Placement(routes_of(found, self._view.cluster), ordering)
+
+    async def _ordering(self, config: SubjectConfig) -> Ordering | None:
+        if config.order is Order.NONE:
+            return None
+        state = await self._cluster.ordered(config)
+        assert state.route is not None
+        return Ordering(config.order, state.route, frozenset(state.fenced))
+
+    async def watch(self) -> AsyncIterator[Pushed]:
+        """The changes of locations, until `close`."""
+        while True:
+            try:
+                async for told in self._watchers.watch():
+                    yield Pushed(told.subjects, told.broker_groups)
+                return
+            except Overloaded:  # too many changes at a time to keep their names
+                yield Pushed(is_gap=True)
+
+    def links(self, client: str) -> Links:
+        """Make connections to brokers that this locator finds. The caller closes them."""
+        return Links(Locator(self.locate, self.watch), client, network=self._network)
+
+    def close(self) -> None:
+        self._watchers.close()

@@ -19,43 +19,41 @@ from qmq_coordination.broker_groups import DelaySettings
 from qmq_coordination.cluster_identity import ensure_cluster
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.view import ClusterView
-from qmq_replication.replica_identity import boot_id
+from qmq_replication.identity import boot_id
 
 from qmq.broker.broker import Broker, MakeParts
-from qmq.broker.broker_config import BrokerConfig
+from qmq.broker.config import BrokerConfig
 from qmq.broker.replica_time import ReplicaTime
-from qmq.clock import Clock, SystemClock
-from qmq.delay.delay_config import DelayConfig
+from qmq.broker.timekeeper import SteadyClock
+from qmq.delay.config import DelayConfig
 from qmq.log.disk import Disk
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import Progress, open_store
-from qmq.meta.meta_server import MetaConfig, MetaServer
-from qmq.network import NETWORK, Network
-from qmq.node import bootstrap
+from qmq.meta.cluster_access import follow_access, server_network
+from qmq.meta.server import MetaConfig, MetaServer
+from qmq.node import process
 from qmq.node.audit_subject import audit_subject_of
-from qmq.node.broker_view import ViewRouting
-from qmq.node.metering import serving
-from qmq.node.metering.access_metrics import AccessSource
-from qmq.node.metering.coordination_metrics import CoordinationSource, CountedStore
-from qmq.node.metering.exposure_metrics import ExposureSource
-from qmq.node.metering.groups_metrics import GroupsSource
-from qmq.node.metering.meta_metrics import MetaSource
-from qmq.node.process_status import process_status
-from qmq.node.replica_readiness import of_meta
-from qmq.node.single_replica import SingleReplica
-from qmq.private_files import make_private
-from qmq.security.access_config import AccessConfig
+from qmq.node.broker import SingleReplica
+from qmq.node.broker_assembly import ViewRouting
+from qmq.node.metrics import serving
+from qmq.node.metrics.groups import GroupsSource
+from qmq.node.metrics.meta import MetaSource
+from qmq.node.metrics.replica import CoordinationSource, CountedStore
+from qmq.node.metrics.serving import AccessSource, ExposureSource
+from qmq.node.process import process_status
+from qmq.node.replica.status import of_meta
+from qmq.process.event_loop import Clock, SystemClock
+from qmq.process.files import make_private
+from qmq.rpc.network import NETWORK, Network
+from qmq.security.access import AccessConfig
 from qmq.security.audit import AuditLog
-from qmq.security.cluster_access import follow_access, server_network
-from qmq.text_numbers import joined
-from qmq.timekeeper import SteadyClock
+from qmq.text import joined
 
 if TYPE_CHECKING:
     from qmq.metrics.endpoint import MetricsServer
     from qmq.metrics.figures import FigureSource
     from qmq.metrics.readiness import Readiness
-    from qmq.node.dev_delay import DelayPart
-    from qmq.node.dev_gateway import DevGateway
+    from qmq.node.dev import DelayPart, DevGateway
 
 RELIST_S: Final = 300.0
 """How often the view lists all keys. The store is in this process and its watch loses nothing, so listing would only take time."""
@@ -82,7 +80,7 @@ class NodeConfig:
     delay_group: str = "delay"
     delay_data_port: int = 0
     delay_control_port: int = 0
-    delay_settings: DelaySettings = bootstrap.DEFAULT
+    delay_settings: DelaySettings = process.DEFAULT
     delay_config: DelayConfig = field(default_factory=DelayConfig)
     metrics_port: int | None = None
     """The port of /metrics; None: no metrics are served."""
@@ -155,7 +153,7 @@ class Node:
     async def _open(self) -> None:
         config = self.config
         name = config.broker.name
-        await bootstrap.found(self.coordination, name, (name,), None)
+        await process.found(self.coordination, name, (name,), None)
         self._time = ReplicaTime(self._clock, config.data, self._disk or Disk(), boot_id())  # nobody is asked: all is on one machine
         self.store = open_store(config.data / "broker", config.log, self._clock, disk=self._disk, progress=self._progress)
         routing = ViewRouting(self.view, name)
@@ -175,12 +173,12 @@ class Node:
         return Broker(self.store, self.view.subject, self._clock, self.config.broker, asyncio.get_running_loop(), make_parts=make_parts)
 
     async def _open_delay(self) -> DelayPart:
-        from qmq.node.dev_delay import DelayPart
+        from qmq.node.dev import DelayPart
 
         config = self.config
         broker = replace(config.broker, name=config.delay_group)
-        settings = bootstrap.check_settings(config.delay_settings)
-        await bootstrap.found(self.coordination, broker.name, (broker.name,), settings)
+        settings = process.check_settings(config.delay_settings)
+        await process.found(self.coordination, broker.name, (broker.name,), settings)
         return DelayPart(
             config.data / "delay",
             config.log,
@@ -208,7 +206,7 @@ class Node:
         if self._audit is not None:
             self._audit.start()
         if config.gateway_port is not None:
-            from qmq.node.dev_gateway import DevGateway
+            from qmq.node.dev import DevGateway
 
             folder = config.data / "gateway"
             self.gateway = DevGateway(self.address, folder, config.host, config.gateway_port, self._clock, self._given_network)

@@ -21,18 +21,17 @@ from dataclasses import replace
 from typing import Final
 
 from qmq_coordination.access_records import ensure_server_token
-from qmq_coordination.broker_groups import ReplicaRecord, read_group, replica_key
+from qmq_coordination.broker_groups import Registration, ReplicaRecord, read_group, replica_key
 from qmq_coordination.cluster_identity import ensure_cluster
 from qmq_coordination.coordination_store import CoordinationStore
-from qmq_coordination.replica_registration import Registration
 from qmq_replication.coordinator import find_secret
 from qmq_replication.core import EPOCH_MAX
 from qmq_replication.driver import Driver
-from qmq_replication.replica_identity import require_cluster
-from qmq_replication.replica_membership import ReplicaMembership
+from qmq_replication.identity import require_cluster
+from qmq_replication.membership import ReplicaMembership
 
 from qmq.errors import CoordinationError, DiskFull, WrongServer
-from qmq.node.node_timing import NodeTiming
+from qmq.node.process import NodeTiming
 
 log = logging.getLogger("qmq.node")
 

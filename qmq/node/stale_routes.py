@@ -1,9 +1,9 @@
 """Finds subjects whose routes in the coordination store are older than this broker group's log: the store's data was put back.
 
-A broker seals a partition for a change that the store has (`closes` in broker_view.py), and a change is deleted only with its subject. So a
-seal whose change the store does not have shows routes that went back: partitions are missing in them, and the next change would use numbers
-again. The master says so in `/qmq/routes/SUBJECT/stale/GROUP`. Metaservers then neither serve nor change the subject's routes, until the
-store has the change again, or is rebuilt from the brokers' folders (docs/BACKUP.md).
+A broker seals a partition for a change that the store has (`closes` in broker_assembly.py), and a change is deleted only with its
+subject. So a seal whose change the store does not have shows routes that went back: partitions are missing in them, and the next change
+would use numbers again. The master says so in `/qmq/routes/SUBJECT/stale/GROUP`. Metaservers then neither serve nor change the subject's
+routes, until the store has the change again, or is rebuilt from the brokers' folders (docs/BACKUP.md).
 
 A seal counts when two checks in a row find it. If the master dies before the key is put, the next master finds the seal.
 """

@@ -15,9 +15,9 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from qmq.client.partial import Partial
+from qmq.client.metadata.cache import Partial
 from qmq.errors import InvalidArgument, NotConnected, QmqError, Unavailable, UnknownGroup
-from qmq.operations.key_texts import BASE64, HEX, key_text, parse_key
+from qmq.operations.text import BASE64, HEX, key_text, parse_key
 
 if TYPE_CHECKING:
     from qmq.client.client import Client

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from qmq.operations.cluster_snapshot import ClusterSnapshot
+from qmq.operations.snapshot import ClusterSnapshot
 
 _K = TypeVar("_K", bound=Hashable)
 

@@ -10,10 +10,12 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from qmq.clock import Clock, SystemClock
 from qmq.errors import QmqError, Unavailable, UnknownSubject
-from qmq.operations.cluster_snapshot import ClusterSnapshot, ConsumerGroupFacts, MetaserverFacts, SubjectFacts
-from qmq.operations.snapshot_parsing import (
+from qmq.operations.snapshot import (
+    ClusterSnapshot,
+    ConsumerGroupFacts,
+    MetaserverFacts,
+    SubjectFacts,
     broker_group_facts,
     dead_letter_facts,
     delay_group_facts,
@@ -23,9 +25,10 @@ from qmq.operations.snapshot_parsing import (
     subject_facts,
     unordered_groups,
 )
+from qmq.process.event_loop import Clock, SystemClock
 
 if TYPE_CHECKING:
-    from qmq.client.metadata import MetadataClient
+    from qmq.client.metadata.service import MetadataClient
     from qmq.proto.v1 import meta_pb2 as pb
 
 ROUTES_AT_ONCE: Final = 8

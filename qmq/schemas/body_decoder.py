@@ -17,9 +17,9 @@ from types import GenericAlias
 from typing import Annotated, Any, Final
 
 from qmq.errors import InvalidArgument
-from qmq.json_values import parse_json
 from qmq.schemas.declared_schema import DeclaredSchema, SchemaFormat
 from qmq.schemas.field_types import ListOf, MapOf, Scalar, Struct, Type
+from qmq.text import parse_json
 
 Decode = Callable[[bytes], Any]
 """Raises any exception for a body that does not fit; its text says why."""

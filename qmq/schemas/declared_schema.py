@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, Final, TypeVar
 
-from qmq.client.message_checks import utf8
+from qmq.client.producing.batch import utf8
 from qmq.errors import InvalidArgument
-from qmq.json_values import parse_json
 from qmq.schemas import avro_schema, json_schema
 from qmq.schemas.field_types import Struct
+from qmq.text import parse_json
 
 _E = TypeVar("_E", bound=Enum)
 

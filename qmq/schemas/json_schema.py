@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from qmq.errors import InvalidArgument
-from qmq.json_values import parse_json
 from qmq.schemas.field_types import Field, ListOf, MapOf, Scalar, Struct, Type, TypeCount, field_name
+from qmq.text import parse_json
 
 _PLAIN: Final[Mapping[tuple[str, str], Scalar]] = {
     ("boolean", ""): Scalar.BOOLEAN,

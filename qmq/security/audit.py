@@ -31,9 +31,9 @@ from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import Final
 
-from qmq.clock import time_of
 from qmq.errors import InvalidArgument
-from qmq.printable import visible
+from qmq.process.event_loop import time_of
+from qmq.text import visible
 
 AUDIT: Final = logging.getLogger("qmq.audit")
 REPEAT_S: Final = 10.0

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Final
 
 from qmq.errors import InvalidArgument
-from qmq.json_values import parse_json
 from qmq.model import check_name
-from qmq.private_files import home_folder
+from qmq.process.files import home_folder
+from qmq.text import parse_json
 
 CONTEXT_VARIABLE: Final = "QMQ_CONTEXT"
 SERVER_VARIABLE: Final = "QMQ_SERVER"

@@ -26,9 +26,9 @@ from typing import Any, Final
 import jwt
 
 from qmq.errors import CallerError, InvalidArgument, NotAuthenticated
-from qmq.json_values import parse_json
-from qmq.security.access_config import JwtConfig
+from qmq.security.access import JwtConfig
 from qmq.security.principal import CLIENTS, Principal
+from qmq.text import parse_json
 
 log = logging.getLogger("qmq.security")
 

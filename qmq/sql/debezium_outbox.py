@@ -28,17 +28,16 @@ from uuid import UUID
 
 from sqlalchemy import bindparam, delete, insert, select
 
-from qmq.client.message_checks import utf8
+from qmq.client.producing.batch import utf8
 from qmq.errors import InvalidArgument, QmqError
 from qmq.model import MessageId
-from qmq.sql.database_connection import DatabaseConnection, finish
+from qmq.sql.connection import DatabaseConnection, Statement, finish, listed, named_table, places, places_for
 from qmq.sql.dialects import check_dialect
-from qmq.sql.expressions import Statement, listed, named_table, places, places_for
+from qmq.sql.outbox import target_of
 from qmq.sql.outbox_message import new_message
 from qmq.sql.outbox_runner import Runner
 from qmq.sql.outbox_statements import OutboxStatements
 from qmq.sql.outbox_tables import check_table
-from qmq.sql.outbox_target import target_of
 
 log = logging.getLogger("qmq.outbox")
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from qmq.errors import InvalidArgument, NotConnected, QmqError
-from qmq.sql.database_connection import settle
-from qmq.sql.expressions import Statement
+from qmq.sql.connection import Statement, settle
 from qmq.sql.outbox_message import error_text
-from qmq.sql.outbox_operations import Operations, chunks
 from qmq.sql.outbox_runner import EngineRunner, open_engine
+from qmq.sql.outbox_statements import Operations, chunks
 from qmq.sql.outbox_tables import ASIDE
 
 _R = TypeVar("_R")

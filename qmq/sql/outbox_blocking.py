@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any
 
-from qmq.sql.database_connection import finish
+from qmq.sql.connection import finish
 from qmq.sql.outbox import Outbox
 from qmq.sql.outbox_message import OutboxMessage
 from qmq.sql.outbox_row_sender import Sends

@@ -19,11 +19,11 @@ from itertools import count
 from typing import Any, Final, NamedTuple
 
 from qmq import limits
-from qmq.client import due_times, message_checks
+from qmq.client.producing import batch, delayed
 from qmq.errors import InvalidArgument, QmqError
-from qmq.json_values import parse_json
 from qmq.model import MessageId, check_name
 from qmq.sql.outbox_tables import ERROR_CHARS_MAX, HOLDER_CHARS_MAX
+from qmq.text import parse_json
 
 OTHERS_BYTES: Final = 256
 """The most bytes that a message takes in a batch besides key, tags, headers and body: its id, due time and offsets."""
@@ -123,11 +123,11 @@ def new_message(
     return OutboxMessage(
         message_id.to_bytes(),
         check_name("subject", subject),
-        message_checks.key_bytes(key),
-        message_checks.tag_tuple(tags),
-        message_checks.header_map(headers),
-        message_checks.body_bytes(body, limits.BODY_BYTES_MAX),
-        None if delay is None and at is None else due_times.due_of(delay, at, now_ns),
+        batch.key_bytes(key),
+        batch.tag_tuple(tags),
+        batch.header_map(headers),
+        batch.body_bytes(body, limits.BODY_BYTES_MAX),
+        None if delay is None and at is None else delayed.due_of(delay, at, now_ns),
         now_ns // 1_000_000,
     )
 

@@ -22,8 +22,8 @@ from typing import Final, NamedTuple, Protocol
 
 from qmq.errors import ClientClosed, QmqError
 from qmq.sql.outbox_message import OutboxMessage, RowName, error_text
-from qmq.sql.outbox_operations import Operations
 from qmq.sql.outbox_sender import Fates
+from qmq.sql.outbox_statements import Operations
 
 log: Final = logging.getLogger("qmq.outbox")
 

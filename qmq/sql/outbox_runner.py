@@ -13,7 +13,7 @@ from sqlalchemy import create_engine, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from qmq.errors import InvalidArgument
-from qmq.sql.database_connection import AlchemyConnection, DatabaseConnection, DriverConnection, finish, settle
+from qmq.sql.connection import AlchemyConnection, DatabaseConnection, DriverConnection, finish, settle
 from qmq.sql.dialects import packages
 
 _R = TypeVar("_R")

@@ -19,13 +19,11 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from qmq import limits
-from qmq.batch_columns import Columns
-from qmq.client.delayed_producer import DelayedProducer
-from qmq.client.ordered.ordered_producer import OrderedProducer
-from qmq.client.producer import Producer
-from qmq.client.receipts import Ticket
-from qmq.client.route_book import Ordering, delayed_target, spoken
-from qmq.copies import columns_of_copies
+from qmq.client.metadata.cache import Ordering, delayed_target, spoken
+from qmq.client.producing.delayed import DelayedProducer
+from qmq.client.producing.ordered.producer import OrderedProducer
+from qmq.client.producing.producer import Producer
+from qmq.client.producing.receipts import Ticket
 from qmq.errors import (
     BufferFull,
     CallerError,
@@ -39,6 +37,8 @@ from qmq.errors import (
     QmqError,
 )
 from qmq.sql.outbox_message import OutboxMessage
+from qmq.wire.batch import columns_of_copies
+from qmq.wire.batch_columns import Columns
 
 SLICE_MESSAGES: Final = 500
 SLICE_BYTES: Final = 256 * limits.KIB

@@ -29,9 +29,9 @@ from qmq.sql.debezium_outbox import DebeziumIntake, DebeziumTable
 from qmq.sql.outbox_choice import Patience, WaitingRow, choose
 from qmq.sql.outbox_lease import Held, LeaseRow, Step, after_asking, next_step, wait_s
 from qmq.sql.outbox_message import error_text, holder_text
-from qmq.sql.outbox_operations import Operations
 from qmq.sql.outbox_row_sender import OutboxSender, Sends, log
 from qmq.sql.outbox_runner import EngineRunner
+from qmq.sql.outbox_statements import Operations
 
 LOOK_ROWS: Final = 5_000
 """The largest number of rows that one look reads, without their contents."""

@@ -29,12 +29,12 @@ from qmq_replication.driver import Driver
 
 from qmq.blocking import beside
 from qmq.client.client import Client
-from qmq.clock import Clock, SystemClock
 from qmq.errors import InvalidArgument, NotConnected, StorageError
 from qmq.log.log_config import LogConfig
-from qmq.network import Network, TokenNetwork
-from qmq.node import bootstrap
-from qmq.security.client_tokens import Token, token_source
+from qmq.node import process
+from qmq.process.event_loop import Clock, SystemClock
+from qmq.rpc.network import Network, TokenNetwork
+from qmq.security.tokens import Token, token_source
 from qmq.testing.log_filter import quiet
 from qmq.testing.machine import Machine, Metaserver, ReplicaMachine, Site
 from qmq.testing.mortal_disk import MortalDisk
@@ -132,7 +132,7 @@ class TestCluster:
         self._clock = clock
         self._meta = self._machines[META] = Metaserver(site, META)
         for group, names in self._shape.items():
-            settings = bootstrap.DEFAULT if group == DELAY else None
+            settings = process.DEFAULT if group == DELAY else None
             for name in names:
                 self._machines[name] = ReplicaMachine(site, group, name, names, settings=settings, failed=self._failed)
         started = await asyncio.gather(*[machine.start() for machine in self._machines.values()], return_exceptions=True)

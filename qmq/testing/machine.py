@@ -18,19 +18,17 @@ from qmq_coordination.view import ClusterView
 from qmq_replication.driver import Driver
 from qmq_replication.ready import Timing
 
-from qmq.broker.broker_config import BrokerConfig
-from qmq.clock import Clock, SystemClock
-from qmq.delay.delay_config import DelayConfig
+from qmq.broker.config import BrokerConfig
+from qmq.delay.config import DelayConfig
 from qmq.log.log_config import LogConfig
-from qmq.meta.meta_server import MetaConfig, MetaServer
-from qmq.network import UNIX
-from qmq.node.broker_node import broker_node
-from qmq.node.delay_node import DelayReplicaConfig, delay_log, delay_node
-from qmq.node.environment import Environment
-from qmq.node.etcd_options import EtcdOptions
-from qmq.node.process_status import process_status
-from qmq.node.replica_config import ReplicaConfig
-from qmq.node.replica_node import ReplicaNode
+from qmq.meta.server import MetaConfig, MetaServer
+from qmq.node.broker import broker_node
+from qmq.node.delay import DelayReplicaConfig, delay_log, delay_node
+from qmq.node.process import Environment, EtcdOptions, process_status
+from qmq.node.replica.context import ReplicaConfig
+from qmq.node.replica.node import ReplicaNode
+from qmq.process.event_loop import Clock, SystemClock
+from qmq.rpc.network import UNIX
 from qmq.testing.mortal_disk import MortalDisk
 from qmq.testing.parties import Parties
 from qmq.testing.party_store import PartyStore

@@ -15,10 +15,10 @@ from weakref import WeakKeyDictionary
 
 import grpc
 
-from qmq.network import Factory, Network, Refused, ServerListener, ignored, parse
-from qmq.rpc_channel import RpcChannel
-from qmq.server_name import NameSource
-from qmq.token_source import TokenSource, no_token
+from qmq.rpc.channel import RpcChannel
+from qmq.rpc.network import Factory, Network, Refused, ServerListener, ignored, parse
+from qmq.rpc.server_name import NameSource
+from qmq.security.token_source import TokenSource, no_token
 from qmq.wire.frame_stream import FrameStream
 
 CLIENTS: Final = "clients"

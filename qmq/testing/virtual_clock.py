@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from qmq.clock import SystemClock
 from qmq.errors import InvalidArgument
+from qmq.process.event_loop import SystemClock
 
 STEP_S: Final = 1.0
 LOOP_S_MAX: Final = 120.0
@@ -80,7 +80,7 @@ def _unhurried(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
 
 
 class VirtualClock:
-    """A `qmq.clock.Clock`. Make it with `virtual()`; it works once its cluster has started."""
+    """A `qmq.process.event_loop.Clock`. Make it with `virtual()`; it works once its cluster has started."""
 
     def __init__(self, start_ms: int) -> None:
         self._wall_ms = start_ms

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from qmq.log.checked_payload import checked_payload, versioned_content, with_checksum
+from qmq.log.segment_index import checked_payload, versioned_content, with_checksum
 from qmq.tiering.stored_segment import SealedSegment
 
 _MAGIC: Final = b"QMT1"

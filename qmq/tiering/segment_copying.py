@@ -7,7 +7,6 @@ from pathlib import Path
 
 from google_crc32c import value as crc32c
 
-from qmq.batch import ENVELOPE_BYTES
 from qmq.errors import CorruptBatch
 from qmq.log.disk import Disk
 from qmq.log.envelopes import walk_bytes
@@ -23,6 +22,7 @@ from qmq.tiering.stored_segment import (
     SealedSegment,
     decode_manifest,
 )
+from qmq.wire.batch import ENVELOPE_BYTES
 
 
 class SegmentConflict(Exception):

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Final
 
 from qmq.errors import Overloaded, QmqError
-from qmq.log.cold_read import ColdRead, Ended, ObjectDamaged
+from qmq.log.reading import ColdRead, Ended, ObjectDamaged
 from qmq.log.segment_index import SegmentIndex
-from qmq.private_files import make_private
+from qmq.process.files import make_private
 from qmq.tiering.chunk_lru import ChunkKey, ChunkLru, to_fetch
 from qmq.tiering.object_store import Objects, StoreAway
 from qmq.tiering.stored_segment import ObjectNames, SealedSegment
@@ -74,7 +74,7 @@ class _Damage:
 
 
 class StoredReads:
-    """Reads stored bytes for `qmq.log.cold_read.StoredBytes`. Call `close` in the end."""
+    """Reads stored bytes for `qmq.log.reading.StoredBytes`. Call `close` in the end."""
 
     def __init__(self, objects: Objects, group: str, folder: Path, cache_bytes: int, threads: int = THREADS) -> None:
         """The cache's files are in `folder`, which is created at the first write."""

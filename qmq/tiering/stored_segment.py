@@ -9,7 +9,7 @@ import msgspec
 from google_crc32c import extend
 
 from qmq.limits import MIB
-from qmq.log.checked_payload import checked_payload, versioned_content, with_checksum
+from qmq.log.segment_index import checked_payload, versioned_content, with_checksum
 
 CHUNK_BYTES: Final = 8 * MIB
 _MAGIC: Final = b"QMG1"

@@ -26,10 +26,9 @@ from typing import Final
 from qmq_coordination.broker_groups import BrokerGroupState, EpochClaim, MasterRecord, group_key, read_group
 from qmq_coordination.coordination_store import NO_LEASE, Compare, CompareTarget, CoordinationStore, LeaseId, Put, absent, unchanged
 
-from qmq.errors import CoordinationError, CoordinationUnknown, LeaseNotFound
-from qmq.invariants import InvariantBroken
+from qmq.errors import CoordinationError, CoordinationUnknown, InvariantBroken, LeaseNotFound
 from qmq_replication.core import EPOCH_MAX
-from qmq_replication.replica_membership import ReplicaMembership
+from qmq_replication.membership import ReplicaMembership
 
 LEASE_S: Final = 5.0
 RETRY_S: Final = 0.2

@@ -19,7 +19,7 @@ Its rules (docs/REPLICATION.md proves them):
 * It accepts a message only if the peer belongs to the group and the coordination store can have given the message's epoch by now. A
   message that no replica would send is refused (ProtocolViolation) before it has any effect: it ends the peer's link, never this process.
 
-This file has the slave's side, and passes each call to the role that it concerns; `replica_state.py` has the state that all roles need,
+This file has the slave's side, and passes each call to the role that it concerns; `state.py` has the state that all roles need,
 `leader.py` the master's side, `election.py` the way from slave to master.
 """
 
@@ -33,22 +33,27 @@ from qmq.errors import ProtocolViolation
 from qmq_replication.election import Election
 from qmq_replication.history import History, follow_each_other
 from qmq_replication.leader import Leader
-from qmq_replication.ready import DurableState, Log, LookUp, Ready, Role, Timing
-from qmq_replication.replica_membership import ReplicaMembership
-from qmq_replication.replica_messages import (
+from qmq_replication.membership import ReplicaMembership
+from qmq_replication.ready import (
     Ack,
     Append,
+    DurableState,
+    Log,
     LogReset,
+    LookUp,
     Message,
     Mismatch,
     Probe,
     ProbeReply,
     Promise,
     PromiseRequest,
+    Ready,
     Refusal,
+    Role,
     TakeOver,
+    Timing,
 )
-from qmq_replication.replica_state import ReplicaState
+from qmq_replication.state import ReplicaState
 
 HISTORY_RUNS_MAX: Final = 200
 """A Mismatch contains this many runs. Older runs matter only if so many masters followed each other without reaching this replica."""

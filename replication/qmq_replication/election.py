@@ -15,10 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from qmq_replication.ready import Campaign, Resign, Role
-from qmq_replication.replica_membership import ReplicaMembership
-from qmq_replication.replica_messages import Probe, ProbeReply, Promise, PromiseRequest, TakeOver
-from qmq_replication.replica_state import ReplicaState
+from qmq_replication.membership import ReplicaMembership
+from qmq_replication.ready import Campaign, Probe, ProbeReply, Promise, PromiseRequest, Resign, Role, TakeOver
+from qmq_replication.state import ReplicaState
 
 
 class Election:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from qmq.invariants import InvariantBroken, check
+from qmq.errors import InvariantBroken, check
 
 
 class EpochRun(NamedTuple):

@@ -23,10 +23,9 @@ from itertools import pairwise
 
 from qmq.errors import InvalidArgument, NoQuorum, ProtocolViolation, Unavailable
 from qmq_replication.history import EpochRun, History, divergence
-from qmq_replication.ready import MembershipChange
-from qmq_replication.replica_membership import ReplicaMembership
-from qmq_replication.replica_messages import Ack, Append, LogReset, Mismatch, Place, TakeOver
-from qmq_replication.replica_state import ReplicaState
+from qmq_replication.membership import ReplicaMembership
+from qmq_replication.ready import Ack, Append, LogReset, MembershipChange, Mismatch, Place, TakeOver
+from qmq_replication.state import ReplicaState
 
 
 class PeerProgress:

@@ -16,19 +16,7 @@ from qmq.errors import CorruptBatch, ProtocolViolation
 from qmq.log.follower import check_stretch, pack_runs, unpack_runs
 from qmq.log.recent_writes import WriteRun as LogRun
 from qmq.log.store import PendingEntry
-from qmq_replication.replica_messages import (
-    Ack,
-    Append,
-    LogReset,
-    Message,
-    Mismatch,
-    Probe,
-    ProbeReply,
-    Promise,
-    PromiseRequest,
-    Refusal,
-    TakeOver,
-)
+from qmq_replication.ready import Ack, Append, LogReset, Message, Mismatch, Probe, ProbeReply, Promise, PromiseRequest, Refusal, TakeOver
 
 _HEAD: Final = Struct("<BII")
 _KINDS: Final[tuple[type, ...]] = (

@@ -18,8 +18,8 @@ from worker_stats import Sent, WorkerStats
 
 import qmq
 from qmq.client.client import Client
-from qmq.client.producer import Producer
-from qmq.client.receipts import Ticket
+from qmq.client.producing.producer import Producer
+from qmq.client.producing.receipts import Ticket
 from qmq.errors import QmqError
 from qmq.model import Order, SubjectConfig
 

@@ -1,7 +1,7 @@
 """QMQ for Spark: `spark.read.format("qmq")`, `df.write.format("qmq")`, and jobs. docs/SPARK.md has the guarantees.
 
 session.py   a SparkSession that finds Java and the data source
-source.py, stream_reader.py, sink/   what Spark calls
+source.py, stream.py, sink/   what Spark calls
 committed_log.py     the log as the data source needs it; files/ and servers/ provide it
 jobs/        archive, order_audit, lag_report, duplicates, dead_letters, delay_accuracy
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pyspark_qmq.registration import register
+from pyspark_qmq.source import register
 
 if TYPE_CHECKING:
     from pyspark_qmq.source import QmqDataSource as DefaultSource

@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from pyspark_qmq.source_model import QueuePiece, SourceBatch
 from qmq import limits
-from qmq.batch import Envelope, Kind
-from qmq.batch_columns import Layout, RegionHeader, parse_header
 from qmq.errors import CorruptBatch
+from qmq.wire.batch import Envelope, Kind
+from qmq.wire.batch_columns import Layout, RegionHeader, parse_header
 
 ROWS_WANTED: Final = 8192
 BYTES_WANTED: Final = 4 * limits.MIB

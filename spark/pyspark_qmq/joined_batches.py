@@ -16,9 +16,8 @@ import numpy.typing as npt
 from pyspark_qmq.buffers import Ints, Joined, Strings, join, stacked
 from pyspark_qmq.coalescing import Span, bodies_bytes
 from qmq import limits
-from qmq.batch_columns import last_offset
-from qmq.compression import Compression, decompress
 from qmq.errors import CorruptBatch
+from qmq.wire.batch_columns import Compression, decompress, last_offset
 
 _ZEROS: Final = np.zeros(limits.BATCH_MESSAGES_MAX + 1, np.int32)
 

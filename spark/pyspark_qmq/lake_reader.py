@@ -9,18 +9,15 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from pyspark_qmq.arrow_schema import arrow_schema
-from pyspark_qmq.lake.lake_rows import read_lake_task
-from pyspark_qmq.lake.lake_snapshot import LakeSnapshot, read_files, read_snapshots
-from pyspark_qmq.lake.lake_tasks import LakeTask, TimeRange, lake_tasks
-from pyspark_qmq.lake.split_reading import Extents, edges, joined, split
+from pyspark_qmq.lake.rows import LakeTask, TimeRange, lake_tasks, read_lake_task
+from pyspark_qmq.lake.snapshot import Extents, LakeSnapshot, edges, joined, read_files, read_snapshots, split
 from pyspark_qmq.log_opening import address_of, log_at
-from pyspark_qmq.log_reader import TaskPartition
+from pyspark_qmq.options import Choice, LakeAddress, ReadOptions
 from pyspark_qmq.planning import may_match, tasks
-from pyspark_qmq.read_options import Choice, LakeAddress, ReadOptions
 from pyspark_qmq.read_ranges import assigned, look, read_task
+from pyspark_qmq.reader import TaskPartition
 from pyspark_qmq.source_model import QueueKey, Topology
-from pyspark_qmq.source_schema import MORE_COLUMNS
+from pyspark_qmq.source_schema import MORE_COLUMNS, arrow_schema
 from qmq.errors import InvalidArgument, UnknownSubject
 
 if TYPE_CHECKING:

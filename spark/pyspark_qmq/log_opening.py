@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pyspark_qmq.committed_log import CommittedLog, LogAddress
-from pyspark_qmq.files.file_address import FileAddress
-from pyspark_qmq.files.file_log import FileLog
-from pyspark_qmq.read_options import StartPosition
+from pyspark_qmq.files.log import FileAddress, FileLog
+from pyspark_qmq.options import StartPosition
 from pyspark_qmq.servers.server_address import ServerAddress
 from pyspark_qmq.source_model import QueueKey, QueuePiece, ReadSelection, SourceBatch, Topology
 

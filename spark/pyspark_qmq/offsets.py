@@ -17,8 +17,7 @@ from typing import Any, Final
 
 from pyspark_qmq.source_model import QueueKey, SourceQueue
 from qmq.errors import InvalidArgument
-from qmq.json_values import parse_json
-from qmq.text_numbers import INT64_MAX
+from qmq.text import INT64_MAX, parse_json
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"

@@ -20,7 +20,7 @@ from math import ceil
 from typing import Final, NamedTuple
 
 from qmq_ordering.hashing import logical_partition
-from qmq_ordering.route import LpRange
+from qmq_ordering.routes import LpRange
 
 from pyspark_qmq.admission import bytes_per_message
 from pyspark_qmq.committed_log import CommittedLog

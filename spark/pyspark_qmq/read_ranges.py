@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from pyspark_qmq import offsets
 from pyspark_qmq.committed_log import CommittedLog, LogAddress
 from pyspark_qmq.log_opening import log_at
+from pyspark_qmq.options import Choice, ReadOptions
 from pyspark_qmq.planning import ReadTask
-from pyspark_qmq.read_options import Choice, ReadOptions
 from pyspark_qmq.source_model import QueueKey, ReadSelection, SourceQueue, Topology
 from qmq.errors import InvalidArgument
 
@@ -70,7 +70,7 @@ def read_task(
     """The record batches of one task, in an executor. Raises MessagesExpired, NotConnected, LogDamaged."""
     if task is None:
         return
-    from pyspark_qmq.columns import Projector  # Only executors need pyarrow and numpy.
+    from pyspark_qmq.columns import Projector
 
     key, version = task.piece.queue, task.route_version
     versions = {(key.subject, key.partition): version} if version is not None else {}

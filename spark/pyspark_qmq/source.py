@@ -2,6 +2,12 @@
 
 A loaded DataFrame is a snapshot: its offsets are fixed when its first action is planned, and every action reads the same rows. The
 data source must not define `pushFilters`: in PySpark 4.3, filters leak from one scan into another (docs/SPARK.md). Options narrow a read.
+
+Registers the name `qmq` with Spark.
+
+Once per session, in another process, Spark searches the Python path for packages named `pyspark_*` with a `DefaultSource`. It uses
+`python3` from PATH unless PYSPARK_PYTHON names another interpreter, and if one of the packages cannot be imported, it ignores all of them
+with a warning in the log. So discovery is convenient, but only `register` is reliable.
 """
 
 from __future__ import annotations
@@ -12,21 +18,22 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader, DataSourceStreamArrowWriter, InputPartition
 from pyspark.sql.types import StructType
 
-from pyspark_qmq import read_options
+from pyspark_qmq import options
 from pyspark_qmq.committed_log import LogAddress
 from pyspark_qmq.log_opening import address_of
-from pyspark_qmq.log_reader import LogReader
+from pyspark_qmq.reader import LogReader
 from pyspark_qmq.source_schema import check_schema, default_schema
 from qmq.errors import InvalidArgument
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import SparkSession
 
-    from pyspark_qmq.stream_reader import LogStreamReader
+    from pyspark_qmq.stream import LogStreamReader
 
 
 class QmqDataSource(DataSource):
-    """The data source `qmq`. Options: `pyspark_qmq.read_options`; columns: `pyspark_qmq.source_schema`."""
+    """The data source `qmq`. Options: `pyspark_qmq.options`; columns: `pyspark_qmq.source_schema`."""
 
     @classmethod
     def name(cls) -> str:
@@ -35,20 +42,20 @@ class QmqDataSource(DataSource):
 
     def schema(self) -> StructType:
         """All columns. Use `.schema(...)` to read only some of them. Raises InvalidArgument."""
-        log = read_options.log_of(self.options)
+        log = options.log_of(self.options)
         if log != "messages":
             from pyspark_qmq import datasets
 
             return datasets.schema_of(log)
-        return default_schema(with_headers=read_options.with_headers(self.options))
+        return default_schema(with_headers=options.with_headers(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For `spark.read`. Raises InvalidArgument."""
-        log = read_options.log_of(self.options)
+        log = options.log_of(self.options)
         if log != "messages":
-            return DatasetReader(log, address_of(read_options.where(self.options)), schema)
+            return DatasetReader(log, address_of(options.where(self.options)), schema)
         check_schema(schema)
-        asked = read_options.parse(self.options, is_stream=False)
+        asked = options.parse(self.options, is_stream=False)
         if asked.lake is not None:
             from pyspark_qmq.lake_reader import LakeReader
 
@@ -57,12 +64,12 @@ class QmqDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> LogStreamReader:  # noqa: N802 - the name is Spark's
         """For `spark.readStream`. Raises InvalidArgument."""
-        from pyspark_qmq.stream_reader import LogStreamReader
+        from pyspark_qmq.stream import LogStreamReader
 
-        if read_options.log_of(self.options) != "messages":
+        if options.log_of(self.options) != "messages":
             raise InvalidArgument("only messages can be read as a stream: use spark.read")
         check_schema(schema)
-        return LogStreamReader(read_options.parse(self.options, is_stream=True), schema)
+        return LogStreamReader(options.parse(self.options, is_stream=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """For `df.write`. Raises InvalidArgument."""
@@ -114,3 +121,12 @@ class DatasetReader(DataSourceReader):
             from pyspark_qmq import datasets
 
             yield from datasets.read(self._log, partition.part, self._columns)
+
+
+def register(spark: SparkSession) -> None:
+    """Register `spark.read.format("qmq")` and its relatives in a session. Calling it again has no effect.
+
+    Raises ImportError if the extra `spark` is not installed: pip install 'qmq[spark]'.
+    """
+
+    spark.dataSource.register(QmqDataSource)

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from qmq_ordering.route import LpRange
+from qmq_ordering.routes import LpRange
 
-from qmq.batch import Envelope
 from qmq.errors import InvalidArgument
+from qmq.wire.batch import Envelope
 
 _QUEUE: Final = re.compile(r"(\d{1,9})@([A-Za-z0-9_-][A-Za-z0-9._-]*)")
 

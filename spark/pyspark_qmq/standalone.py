@@ -4,7 +4,7 @@
     python -m pyspark_qmq.standalone worker --host HOST --webui-port 8081 --cores 2 --memory 2g spark://HOST:7077
     python -m pyspark_qmq.standalone health HOST:WEBUI-PORT
 
-Options are Spark's own. The process listens only on its `--host`, finds Java like a session (java.py), and runs Python tasks with this
+Options are Spark's own. The process listens only on its `--host`, finds Java like a session (session.py), and runs Python tasks with this
 interpreter. The master accepts programs from drivers only; its REST port, which has no authentication, is off. `health` exits with 0 if a
 master leads, or if a worker is registered with its master.
 """
@@ -18,8 +18,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from pyspark_qmq.java import cache_folder, java_home
-from pyspark_qmq.spark_home import home_without_archive
+from pyspark_qmq.session import cache_folder, home_without_archive, java_home
 from qmq.errors import QmqError
 
 CLASSES: Final = {"master": "org.apache.spark.deploy.master.Master", "worker": "org.apache.spark.deploy.worker.Worker"}

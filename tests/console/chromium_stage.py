@@ -20,8 +20,8 @@ from console_support import clients_of
 from parked_subject import parked_subject
 
 from qmq.client.client import Client
-from qmq.console.console_config import ConsoleConfig
-from qmq.console.console_server import ConsoleServer
+from qmq.console.config import ConsoleConfig
+from qmq.console.server import ConsoleServer
 from qmq.testing import TestCluster
 
 

@@ -10,9 +10,9 @@ from typing import Any
 from urllib.parse import unquote, urlencode
 
 from qmq.client.client import Client
-from qmq.console.console_app import ConsoleSite
-from qmq.console.console_config import ConsoleConfig
-from qmq.console.console_server import CLIENT_NAME
+from qmq.console.app import ConsoleSite
+from qmq.console.config import ConsoleConfig
+from qmq.console.server import CLIENT_NAME
 from qmq.testing import TestCluster
 
 KEY = "key-of-the-test"

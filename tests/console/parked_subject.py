@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from qmq.client.client import Client
-from qmq.client.ordered.ordered_message import OrderedMessage
+from qmq.client.consuming.ordered.message import OrderedMessage
 from qmq.errors import UnknownGroup
 from qmq.model import Order, SubjectConfig
 

@@ -11,13 +11,12 @@ from urllib.parse import urlencode
 import pytest
 from console_support import COOKIE, KEY, PlainBrowser, clients_of, csrf_of, site_of
 
-from qmq.console import console_server
-from qmq.console.browser_sessions import IDLE_S, LIFE_S, SESSIONS_EACH_MAX, SESSIONS_MAX, Sessions
-from qmq.console.caller import ConsoleCaller
-from qmq.console.console_app import own_path
-from qmq.console.console_config import ConsoleConfig, LoginMode, check
-from qmq.console.console_guard import FORM_BYTES_MAX
-from qmq.console.console_server import ConsoleServer
+from qmq.console import server as console_server
+from qmq.console.app import own_path
+from qmq.console.config import ConsoleConfig, LoginMode, check
+from qmq.console.guard import FORM_BYTES_MAX
+from qmq.console.server import ConsoleServer
+from qmq.console.sessions import IDLE_S, LIFE_S, SESSIONS_EACH_MAX, SESSIONS_MAX, ConsoleCaller, Sessions
 from qmq.errors import InvalidArgument
 from qmq.testing import TestCluster
 

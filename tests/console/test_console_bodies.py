@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq.console.bodies import MASK, READ_BYTES_MAX, body_view, masked_fields, masked_headers
-from qmq.console.command_lines import command
-from qmq.console.console_config import MaskRule
+from qmq.console.config import MaskRule
+from qmq.console.wording import command
 
 KEYS = st.none() | st.booleans() | st.integers(-5, 5) | st.floats(allow_nan=False, allow_infinity=False) | st.text() | st.binary()
 

@@ -11,8 +11,8 @@ import pytest
 from console_support import PlainBrowser, SteppedClock, site_of
 
 from qmq.client.client import Client
-from qmq.console.cluster_watch import REST_S_MAX
-from qmq.rpc_channel import RpcChannel
+from qmq.console.cluster_look import REST_S_MAX
+from qmq.rpc.channel import RpcChannel
 from qmq.testing import TestCluster
 
 PAGES = ("/", "/history.json", "/subjects", "/subjects?q=s&sort=messages", "/subjects/s-000", "/dead-letters", "/delays", "/cluster")

@@ -14,7 +14,7 @@ import pytest
 from chromium_stage import Stage
 from parked_subject import parked_subject
 
-from qmq.client.ordered.ordered_message import OrderedMessage
+from qmq.client.consuming.ordered.message import OrderedMessage
 from qmq.model import Order, SubjectConfig
 
 axe = pytest.importorskip("axe_playwright_python.async_playwright", reason="scripts/setup installs it")

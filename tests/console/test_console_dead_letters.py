@@ -10,8 +10,8 @@ import pytest
 from console_support import PlainBrowser, site_of
 
 from qmq.client.client import Client
-from qmq.console.console_config import LoginMode
-from qmq.console.dead_letter_pages import EXAMPLES, ages
+from qmq.console.config import LoginMode
+from qmq.console.pages.dead_letters import EXAMPLES, ages
 from qmq.console.replay_jobs import ReplayJob
 from qmq.testing import TestCluster
 

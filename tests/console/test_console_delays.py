@@ -7,8 +7,8 @@ from urllib.parse import urlencode
 
 from console_support import PlainBrowser, csrf_of, site_of
 
-from qmq.client.delayed_message import DelayBucket
-from qmq.console.delay_page import DAYS, calendar, months
+from qmq.client.producing.delayed import DelayBucket
+from qmq.console.pages.delays import DAYS, calendar, months
 from qmq.testing import TestCluster
 
 

@@ -16,11 +16,11 @@ from chromium_stage import Stage
 from console_support import PlainBrowser, SteppedClock, csrf_of, site_of
 from markupsafe import escape
 
-from qmq.console.cluster_watch import REST_S_MAX
+from qmq.console.cluster_look import REST_S_MAX
 from qmq.model import Order, SubjectConfig
-from qmq.printable import visible
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.testing import TestCluster
+from qmq.text import visible
 
 chromium = [needs.chromium, pytest.mark.xdist_group("chromium"), pytest.mark.asyncio(loop_scope="module")]
 IDS = [str(number) for number in range(len(hostile.TEXTS))]

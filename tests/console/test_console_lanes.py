@@ -8,7 +8,7 @@ import pytest
 from console_support import PlainBrowser, site_of
 from parked_subject import parked_subject
 
-from qmq.console.range_strip import lane_ranges, partition_ranges, version_ranges
+from qmq.console.drawings import lane_ranges, partition_ranges, version_ranges
 from qmq.testing import TestCluster
 
 

@@ -8,7 +8,7 @@ import pytest
 from console_support import PlainBrowser, site_of
 from support import eventually
 
-from qmq.console.console_config import MaskRule
+from qmq.console.config import MaskRule
 from qmq.testing import TestCluster
 
 

@@ -20,13 +20,13 @@ from identity_provider import CLIENT_ID, CLIENT_SECRET, IdentityProvider, identi
 from support import eventually, node_config, running
 
 import qmq
-from qmq.console.browser_sessions import IDLE_S
-from qmq.console.console_app import ConsoleSite
-from qmq.console.console_config import ConsoleConfig, LoginMode, OidcConfig, check
-from qmq.console.console_server import ConsoleServer
+from qmq.console.app import ConsoleSite
+from qmq.console.config import ConsoleConfig, LoginMode, OidcConfig, check
 from qmq.console.oidc import LOGIN_S, OidcFlow, ProviderAddresses, challenge
+from qmq.console.server import ConsoleServer
+from qmq.console.sessions import IDLE_S
 from qmq.errors import InvalidArgument, NotAuthenticated, NotConnected
-from qmq.security.access_config import AccessConfig, JwtConfig
+from qmq.security.access import AccessConfig, JwtConfig
 
 
 @dataclass

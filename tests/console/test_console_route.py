@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from console_support import PlainBrowser, site_of
 
-from qmq.console.route_page import RouteRequest
+from qmq.console.pages.routes import RouteRequest
 from qmq.errors import InvalidArgument
 from qmq.model import Order, SubjectConfig
 from qmq.testing import TestCluster

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from console_support import PlainBrowser, site_of
 
-from qmq.console import message_finding
-from qmq.console.console_config import MaskRule
-from qmq.console.live_tail import TailPace, tail_events
-from qmq.console.message_finding import ReadPlace
+from qmq.console.config import MaskRule
+from qmq.console.pages import message
+from qmq.console.pages.message import ReadPlace
+from qmq.console.pages.subject import TailPace, tail_events
 from qmq.errors import InvalidArgument
 from qmq.testing import TestCluster
 
@@ -44,8 +44,8 @@ async def test_a_search_finds_by_key_tag_header_content_and_time(cluster: TestCl
 
 
 async def test_a_search_says_where_it_stopped_and_continues_there(cluster: TestCluster, browser: PlainBrowser, monkeypatch) -> None:
-    monkeypatch.setattr(message_finding, "LOOKED_MAX", 5)
-    monkeypatch.setattr(message_finding, "LOOK_S", 600.0)  # a busy machine must not end the search before the count does
+    monkeypatch.setattr(message, "LOOKED_MAX", 5)
+    monkeypatch.setattr(message, "LOOK_S", 600.0)  # a busy machine must not end the search before the count does
     await cluster.client().send_many("orders", [b"hay"] * 10)
     page = await browser.get("/subjects/orders?key=nobody")
     assert "0 found in 5 messages" in page.text
@@ -54,7 +54,7 @@ async def test_a_search_says_where_it_stopped_and_continues_there(cluster: TestC
 
 async def test_a_search_passes_a_batch_with_more_matches_than_a_page(browser: PlainBrowser, cluster: TestCluster, monkeypatch) -> None:
     """All messages of a batch have one time: following the link shows each message once, also of several batches and queues."""
-    monkeypatch.setattr(message_finding, "LOOK_S", 600.0)
+    monkeypatch.setattr(message, "LOOK_S", 600.0)
     mq = cluster.client()
     await mq.send_many("orders", [b"hay"] * 130)
     await mq.send_many("orders", [b"hay"] * 20)
@@ -71,7 +71,7 @@ async def test_a_search_passes_a_batch_with_more_matches_than_a_page(browser: Pl
 
 async def test_a_search_without_time_for_a_message_does_not_look_complete(cluster: TestCluster, browser: PlainBrowser, monkeypatch) -> None:
     await cluster.client().send("orders", b"hay")
-    monkeypatch.setattr(message_finding, "LOOK_S", 0.0)
+    monkeypatch.setattr(message, "LOOK_S", 0.0)
     page = await browser.get("/subjects/orders?key=nobody")
     assert "0 found in 0 messages" in page.text
     assert "Not everything was looked through" in page.text

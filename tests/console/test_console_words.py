@@ -9,7 +9,7 @@ from pathlib import Path
 import qmq.console
 from qmq.console.translation import CHARS_MAX, patterns, translated
 from qmq.console.wording import LANGUAGES, Wording, bytes_text, catalog, chosen_language, count_text, exact_time
-from qmq.operations.message_view import WHAT
+from qmq.operations.messages import WHAT
 
 FOLDER = Path(qmq.console.__file__).parent
 USED = re.compile(r"""(?:\bt|words|\(request\))\(\s*["']([\w.]+)["']""")

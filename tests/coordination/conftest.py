@@ -7,7 +7,7 @@ from pathlib import Path
 
 import needs
 import pytest
-from qmq_coordination.etcd.etcd_process import EtcdCluster
+from qmq_coordination.etcd.process import EtcdCluster
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from qmq_coordination.coordination_store import CoordinationStore, WatchedChanges
-from qmq_coordination.etcd.etcd_process import free_ports
+from qmq_coordination.etcd.process import free_ports
 
 from qmq.errors import CoordinationUnavailable, CoordinationUnknown
 

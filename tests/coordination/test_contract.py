@@ -22,7 +22,7 @@ from qmq_coordination.coordination_store import (
     unchanged,
 )
 from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.etcd.etcd_store import EtcdStore
+from qmq_coordination.etcd.store import EtcdStore
 
 from qmq.errors import Compacted, CoordinationError, LeaseNotFound
 

@@ -29,8 +29,8 @@ from qmq_coordination.coordination_store import (
     WatchEvent,
 )
 from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.etcd.etcd_process import EtcdProcess
-from qmq_coordination.etcd.etcd_store import EtcdStore
+from qmq_coordination.etcd.process import EtcdProcess
+from qmq_coordination.etcd.store import EtcdStore
 
 from qmq.errors import CoordinationError
 

@@ -14,10 +14,9 @@ from faulty_store import Fault, FaultyStore
 from forms import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from qmq_coordination.broker_groups import ReplicaRecord, presence_key, replica_key
+from qmq_coordination.broker_groups import Registration, ReplicaRecord, presence_key, replica_key
 from qmq_coordination.coordination_store import Delete, Operation, Put
 from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.replica_registration import Registration
 from qmq_coordination.subjects import SubjectCatalog
 
 from qmq.errors import FolderInUse, LogDamaged, SubjectExists, UnknownSubject

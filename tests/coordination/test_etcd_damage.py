@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from etcd_support import put_surely, until
-from qmq_coordination.etcd.etcd_process import EtcdCluster, EtcdProcess
-from qmq_coordination.etcd.etcd_store import EtcdStore
+from qmq_coordination.etcd.process import EtcdCluster, EtcdProcess
+from qmq_coordination.etcd.store import EtcdStore
 
 from qmq.errors import CoordinationUnavailable, CoordinationUnknown
 

@@ -13,8 +13,8 @@ import pytest
 from etcd_support import Follower, history, proxied, put_surely
 from faulty_store import FaultyStore
 from qmq_coordination.coordination_store import CoordinationStore, LeaseId, Put, absent, unchanged
-from qmq_coordination.etcd.etcd_process import EtcdCluster, EtcdProcess
-from qmq_coordination.etcd.etcd_store import EtcdStore
+from qmq_coordination.etcd.process import EtcdCluster, EtcdProcess
+from qmq_coordination.etcd.store import EtcdStore
 from qmq_coordination.unknown_outcomes import TxnDecision, TxnFate, txn_decided
 from support import eventually
 

@@ -16,12 +16,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from etcd_support import Follower, proxied, put_surely
-from qmq_coordination.etcd.etcd_process import EtcdProcess, ServerTls
-from qmq_coordination.etcd.etcd_store import EtcdStore
+from qmq_coordination.etcd.process import EtcdProcess, ServerTls
+from qmq_coordination.etcd.store import EtcdStore
 from support import eventually
 
 from qmq.errors import CoordinationError, CoordinationTlsFailed, CoordinationUnavailable, InvalidArgument
-from qmq.security.authority import create_authority, issue
+from qmq.security.certificates import create_authority, issue
 from qmq.security.tls import LOOK_S
 
 pytestmark = pytest.mark.rotating

@@ -19,11 +19,11 @@ from qmq_coordination.coordination_store import (
     WatchedChanges,
     WatchEvent,
 )
-from qmq_coordination.etcd.endpoints import EtcdEndpoint, Rotation, parse_endpoint
-from qmq_coordination.etcd.etcd_process import EtcdFailed, EtcdProcess, find_binary, free_ports
-from qmq_coordination.etcd.etcd_store import EtcdStore
-from qmq_coordination.etcd.etcd_values import Converter, range_end
-from qmq_coordination.etcd.failures import CallVerdict, LeaseExists, refusal, verdict
+from qmq_coordination.etcd.calls import CallVerdict, LeaseExists, refusal, verdict
+from qmq_coordination.etcd.channel import EtcdEndpoint, Rotation, parse_endpoint
+from qmq_coordination.etcd.process import EtcdFailed, EtcdProcess, find_binary, free_ports
+from qmq_coordination.etcd.store import EtcdStore
+from qmq_coordination.etcd.values import Converter, range_end
 from qmq_coordination.etcd.watch import WholeRevisions
 
 from qmq.errors import Compacted, CoordinationError, InvalidArgument, LeaseNotFound

@@ -24,9 +24,8 @@ from qmq_coordination.ordered_records import (
     policy_key,
     route_key,
 )
-from qmq_ordering.frontier import Frontier, FrontierPiece, Gate, GroupRecord
-from qmq_ordering.lane import Assignment, Lane
-from qmq_ordering.route import FENCED, Change, ChangeKind, LpRange, Phase, PhysicalPartition, Route
+from qmq_ordering.lanes import Assignment, Frontier, FrontierPiece, Gate, GroupRecord, Lane
+from qmq_ordering.routes import FENCED, Change, ChangeKind, LpRange, Phase, PhysicalPartition, Route
 
 NUMBERS = st.integers(1, 9_999_999_999)
 

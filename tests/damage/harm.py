@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from qmq_replication import replica_identity as identities
+from qmq_replication import identity as identities
 
 from damage.cells import Cell, Damage, Kind
 from damage.failing_disks import Platter
-from qmq.batch import ENVELOPE_BYTES, parse_envelope
 from qmq.log.disk import Disk
+from qmq.wire.batch import ENVELOPE_BYTES, parse_envelope
 
 _PATTERNS: Final[dict[Kind, tuple[str, ...]]] = {
     Kind.MESSAGES: ("broker/message/*.log",),

@@ -29,7 +29,7 @@ from qmq.errors import LogDamaged, NotConnected, QmqError
 from qmq.limits import KIB
 from qmq.log.log_config import LogConfig
 from qmq.log.scrub import Scrubber
-from qmq.node.replica_node import ReplicaNode
+from qmq.node.replica.node import ReplicaNode
 from qmq.testing import TestCluster, virtual
 from qmq.testing.cluster import DELAY, KEEP_MS
 from qmq.testing.machine import ReplicaMachine

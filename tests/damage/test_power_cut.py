@@ -16,7 +16,7 @@ import needs
 import pytest
 from support import ManualClock, intake
 
-from qmq.log.checkpoint_writing import begin_checkpoint, end_checkpoint
+from qmq.log.checkpoint import begin_checkpoint, end_checkpoint
 from qmq.log.log_config import Flush, LogConfig
 from qmq.log.recovery import open_store
 from qmq.log.store import Store

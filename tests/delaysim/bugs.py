@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from qmq.delay.delay_admin import EngineAdmin
-from qmq.delay.delay_engine import Engine
+from qmq.delay.admin import EngineAdmin
+from qmq.delay.engine import Engine
 from qmq.delay.interfaces import Places
 from qmq.delay.plan_log import StorePlanLog
 from qmq.delay.recurrence import next_run
-from qmq.headers import CRON, PLANNED, ZONE
 from qmq.log.actions import Recur
+from qmq.model import CRON, PLANNED, ZONE
 
 _start, _next, _pending, _plan, _recur = Engine.start, Engine._next, Engine._pending, StorePlanLog.plan, StorePlanLog._recur
 

@@ -19,9 +19,9 @@ from ordersim.loop import ProcessLoop
 from sim.world import World
 
 from delaysim.real_time import RealTime, SimDispatcher
-from qmq.delay.delay_admin import EngineAdmin
-from qmq.delay.delay_config import DelayConfig
-from qmq.delay.delay_engine import Engine
+from qmq.delay.admin import EngineAdmin
+from qmq.delay.config import DelayConfig
+from qmq.delay.engine import Engine
 from qmq.delay.schedule import Schedule
 from qmq.errors import NotMaster
 from qmq.log.actions import ScheduleAction

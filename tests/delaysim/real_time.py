@@ -17,8 +17,8 @@ from sim.world import World
 from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
 from qmq.delay.plan_log import StorePlanLog
 from qmq.errors import NotMaster
-from qmq.headers import SCHEDULE_ID
 from qmq.log.actions import PlanAction
+from qmq.model import SCHEDULE_ID
 
 BATCH = 5
 
@@ -58,7 +58,7 @@ class RealTime:
 
 
 class SimDispatcher:
-    """`qmq.delay.delay_engine.Dispatcher`."""
+    """`qmq.delay.engine.Dispatcher`."""
 
     def __init__(self, world: World, loop: ProcessLoop, plan_log: StorePlanLog, real_time: RealTime, name: str) -> None:
         self.planned = 0

@@ -25,12 +25,11 @@ from system.delay_judge import Sight, Wish, judge, out_of_order
 
 from delaysim.group import DelayGroup, SimMaster
 from delaysim.real_time import RealTime, first_id
-from qmq.batch import encode
-from qmq.batch_columns import BatchFlag, Columns
-from qmq.delay.batch_cutting import planned_ms
+from qmq.delay.batches import planned_ms
 from qmq.errors import MessageNotFound, TooLate
-from qmq.headers import CRON, PLANNED, SCHEDULE_ID, ZONE
-from qmq.model import DelayedId, MessageId
+from qmq.model import CRON, PLANNED, SCHEDULE_ID, ZONE, DelayedId, MessageId
+from qmq.wire.batch import encode
+from qmq.wire.batch_columns import BatchFlag, Columns
 
 PLAIN, ORDERED = "plain", "ordered"
 MINUTE_MS = 60_000

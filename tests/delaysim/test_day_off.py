@@ -13,8 +13,8 @@ from sim.world import World
 
 from delaysim.group import DelayGroup, Entry
 from delaysim.real_time import RealTime
-from qmq.batch import encode
-from qmq.batch_columns import BatchFlag, Columns
+from qmq.wire.batch import encode
+from qmq.wire.batch_columns import BatchFlag, Columns
 
 DAY_MS = 24 * 3600 * 1000
 LATE = 3_000

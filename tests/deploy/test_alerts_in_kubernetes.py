@@ -15,7 +15,7 @@ import needs
 import pytest
 import yaml
 from kubelet.chart import ROOT, rendered
-from qmq_coordination.etcd.etcd_process import free_ports
+from qmq_coordination.etcd.process import free_ports
 
 pytestmark = [needs.helm, needs.prometheus]
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"

@@ -45,7 +45,7 @@ def test_without_a_compiler_the_wheel_is_pure(name: str, value: str, tmp_path: P
     monkeypatch.setenv(name, value)
     wheel = build_wheel(ROOT, tmp_path)
     assert wheel.name.endswith("-py3-none-any.whl")
-    assert "qmq/client/ready_messages.py" in held(wheel)
+    assert "qmq/client/consuming/iterator.py" in held(wheel)
     assert MODULE not in held(wheel)
 
 
@@ -56,7 +56,7 @@ def test_this_checkout_uses_the_form_that_it_is_told_to() -> None:
         environment = os.environ | {"QMQ_PURE": pure}
         return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True).stdout
 
-    assert said("1").split() == ["False", "qmq.client.ready_messages"]
+    assert said("1").split() == ["False", "qmq.client.consuming.iterator"]
     if (ROOT / MODULE).exists():
         assert said("").split() == ["True", "qmq.client._ready"]
 

@@ -17,7 +17,7 @@ from kubelet.chart import CHART, EVERYTHING, OPTIONAL, ROOT, helm, rendered, too
 from typer.main import get_command
 
 from qmq.cli.app import app
-from qmq.node.exposure import require_guarded
+from qmq.node.process import require_guarded
 from qmq.security.tls import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE, Tls
 
 BASE = ROOT / "deploy" / "kubernetes" / "base"

@@ -14,7 +14,7 @@ from urllib.request import urlopen
 
 import needs
 import pytest
-from qmq_coordination.etcd.etcd_process import free_ports
+from qmq_coordination.etcd.process import free_ports
 
 from qmq.tiering.object_store import open_objects
 

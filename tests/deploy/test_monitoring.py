@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from qmq.metrics.figures import HISTOGRAM
-from qmq.node.metering.serving import figures_by_role
+from qmq.node.metrics.serving import figures_by_role
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMETHEUS = ROOT / "deploy" / "prometheus"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from code_blocks import blocks_of, is_shown, printed_by
-from qmq_coordination.etcd.etcd_process import free_ports
+from qmq_coordination.etcd.process import free_ports
 from support import NodeProcess
 
 pytestmark = pytest.mark.rotating

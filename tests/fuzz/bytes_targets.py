@@ -10,25 +10,24 @@ from typing import Any, Final
 import msgspec
 from google_crc32c import value as crc32c
 from qmq_replication import wire as replica_wire
-from qmq_replication.peer_proof import PeerHello, ProofStep
+from qmq_replication.links import PeerHello, ProofStep
 
-from qmq.backup.backup_manifest import decode_manifest as decode_backup_manifest
 from qmq.backup.cluster_items import decode_items
-from qmq.batch import ENVELOPE_BYTES, BatchView, Envelope
-from qmq.batch_columns import check_region
-from qmq.delay import schedule_state
+from qmq.backup.manifest import decode_manifest as decode_backup_manifest
+from qmq.delay import schedule
 from qmq.delay.dispatch_log import decode_records
 from qmq.errors import QmqError
 from qmq.log import checkpoint, command_messages, commit_mark
 from qmq.log.actions import decode_actions
-from qmq.log.checked_payload import UNREADABLE, with_checksum
 from qmq.log.envelopes import unwrap, walk_bytes
 from qmq.log.follower import check_stretch, unpack_runs
-from qmq.log.segment_index import decode_index
+from qmq.log.segment_index import UNREADABLE, decode_index, with_checksum
 from qmq.tiering.segment_catalog import decode_catalog
 from qmq.tiering.stored_segment import BadManifest
 from qmq.tiering.stored_segment import decode_manifest as decode_segment_manifest
 from qmq.wire import frame_payloads
+from qmq.wire.batch import ENVELOPE_BYTES, BatchView, Envelope
+from qmq.wire.batch_columns import check_region
 from qmq.wire.frame import FrameReader
 
 PAYLOADS: Final[tuple[Callable[[bytes], Any], ...]] = (
@@ -179,7 +178,7 @@ def schedule_marks(data: bytes) -> None:
             state = msgspec.msgpack.decode(data)
         except UNREADABLE:
             return
-        schedule_state.restore(60_000, state)
+        schedule.restore(60_000, state)
 
 
 def backed_up_items(data: bytes) -> None:

@@ -10,30 +10,29 @@ from typing import Any, Final
 
 import typer
 from google.protobuf.message import DecodeError
-from qmq_coordination.etcd.endpoints import parse_endpoint
+from qmq_coordination.etcd.channel import parse_endpoint
 from typer._click.exceptions import ClickException
 
 from qmq.cli.app import app
+from qmq.cli.arguments import parse_delays, parse_duration, parse_when
 from qmq.cli.help_pages import CommandGroup
-from qmq.cli.times import parse_delays, parse_duration, parse_when
 from qmq.delay import recurrence
-from qmq.delay.delay_requests import ListMark
+from qmq.delay.admin import ListMark
 from qmq.errors import QmqError
 from qmq.gateway.client_settings import check_client_type, settings_for_consumer, settings_for_producer
-from qmq.gateway.message_filter import filter_of_request
-from qmq.gateway.message_mapping import message_from_client
-from qmq.gateway.rocketmq_names import group_of_resource, subject_of_topic
-from qmq.gateway.status_codes import Refused
-from qmq.gateway.topic_sending import parse_recall_handle
-from qmq.meta.access_service import kind_of, operation_of
+from qmq.gateway.filters import filter_of_request
+from qmq.gateway.messages import group_of_resource, message_from_client, subject_of_topic
+from qmq.gateway.sending import parse_recall_handle
+from qmq.gateway.status import Refused
+from qmq.meta.access import kind_of, operation_of
 from qmq.model import DelayedId, GroupSettings, MessageId, check_client, check_group, check_name
-from qmq.operations.key_texts import parse_key
+from qmq.operations.text import parse_key
 from qmq.proto.rocketmq import definition_pb2 as api
 from qmq.proto.rocketmq import service_pb2 as calls
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.security.access_rules import check_pattern, check_principal_pattern
 from qmq.security.principal import Principal
-from qmq.subject_settings import config_of
+from qmq.wire.subject_settings import config_of
 
 BODY_BYTES_MAX: Final = 1 << 20
 TEXTS: Final[tuple[Callable[[str], Any], ...]] = (

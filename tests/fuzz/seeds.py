@@ -7,31 +7,20 @@ from typing import Final
 
 import msgspec
 from qmq_replication.history import EpochRun
-from qmq_replication.peer_proof import PeerHello, ProofStep
-from qmq_replication.replica_messages import (
-    Ack,
-    Append,
-    LogReset,
-    Mismatch,
-    Probe,
-    ProbeReply,
-    Promise,
-    PromiseRequest,
-    Refusal,
-    TakeOver,
-)
+from qmq_replication.links import PeerHello, ProofStep
+from qmq_replication.ready import Ack, Append, LogReset, Mismatch, Probe, ProbeReply, Promise, PromiseRequest, Refusal, TakeOver
 
 from qmq.backup.cluster_items import encode_items
-from qmq.batch import ENVELOPE_BYTES
-from qmq.delay import schedule_state
+from qmq.delay import schedule
 from qmq.delay.dispatch_log import DispatchMark, encode_record
-from qmq.delay.schedule_state import ScheduleState
+from qmq.delay.schedule import ScheduleState
 from qmq.log.envelopes import unwrap, walk_bytes
 from qmq.log.follower import pack_runs
 from qmq.log.recent_writes import WriteRun
 from qmq.proto.rocketmq import definition_pb2 as api
 from qmq.proto.rocketmq import service_pb2 as calls
 from qmq.proto.v1 import meta_pb2 as pb
+from qmq.wire.batch import ENVELOPE_BYTES
 
 GOLDEN: Final = Path(__file__).parents[1] / "golden"
 _TEXTS: Final = (
@@ -75,7 +64,7 @@ def seeds_of(target: str) -> list[bytes]:
         "handshakes": [PeerHello("g", "a", "b", "00").pack(), ProofStep("00", "11").pack()],
         "backed_up_items": [encode_items({"/qmq/a": b"1", "/qmq/b": b""})],
         "dispatch_logs": [encode_record(DispatchMark.DELIVERED, bytes(8))[4:]],
-        "schedule_marks": [msgspec.msgpack.encode(ScheduleState(schedule_state.VERSION, 60_000, 1, 0, 1, b"\x90", b"", b"", {"a": 1}))],
+        "schedule_marks": [msgspec.msgpack.encode(ScheduleState(schedule.VERSION, 60_000, 1, 0, 1, b"\x90", b"", b"", {"a": 1}))],
         "logs": [(GOLDEN / "message.log").read_bytes()],
         "batches": log,
         "regions": [each[ENVELOPE_BYTES:] for each in log],

@@ -8,15 +8,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from qmq.batch import encode, sent_sizes
-from qmq.batch_columns import Columns, parse_header
-from qmq.compression import Compression
 from qmq.log import commit_mark
 from qmq.log.actions import Begin, DeadLettered, Join, Leave, PullAction, Pulled, SettleAction
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
 from qmq.log.store import Intake
 from qmq.wire import frame_payloads as wire
+from qmq.wire.batch import encode, sent_sizes
+from qmq.wire.batch_columns import Columns, Compression, parse_header
 from qmq.wire.frame import FrameKind, frame
 
 

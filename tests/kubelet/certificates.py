@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from qmq.security.authority import Place, create_authority, issue
+from qmq.security.certificates import Place, create_authority, issue
 
 PRINCIPAL: Final = "spiffe://qmq/"
 

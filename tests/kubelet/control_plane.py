@@ -20,7 +20,7 @@ from cluster_runner import processes
 from cluster_runner.processes import Process
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
-from qmq_coordination.etcd.etcd_process import free_ports
+from qmq_coordination.etcd.process import free_ports
 
 PLURALS: Final = {
     "Namespace": "namespaces",

@@ -14,8 +14,8 @@ from coordination.etcd_support import Proxy, proxied, unique_namespace
 from faulty_store import Fault, FaultyStore
 from qmq_coordination.coordination_store import Compare, KeyValue, Operation, TxnResult
 from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.etcd.etcd_process import EtcdProcess
-from qmq_coordination.etcd.etcd_store import EtcdStore
+from qmq_coordination.etcd.process import EtcdProcess
+from qmq_coordination.etcd.store import EtcdStore
 
 from linearizability.register_history import JUDGE, Call, histories_of, judged
 from qmq.errors import CoordinationUnknown

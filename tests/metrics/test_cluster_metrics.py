@@ -14,10 +14,9 @@ from support import eventually
 import qmq
 from qmq.errors import CoordinationUnavailable
 from qmq.log.log_config import Flush, LogConfig
-from qmq.node.metering.coordination_metrics import CoordinationSource, CountedStore
-from qmq.node.metering.meta_metrics import MetaSource
-from qmq.node.metering.replica_metrics import ReplicaSource
-from qmq.node.replica_node import ReplicaNode
+from qmq.node.metrics.meta import MetaSource
+from qmq.node.metrics.replica import CoordinationSource, CountedStore, ReplicaSource
+from qmq.node.replica.node import ReplicaNode
 from qmq.proto.v1 import control_pb2 as control
 
 OURS = {"broker_group": "g1"}

@@ -10,7 +10,7 @@ from prometheus_client.exposition import generate_latest
 
 from qmq.metrics.exposition import Collector
 from qmq.metrics.figures import COUNTER, GAUGE, HISTOGRAM, Durations, Figure, Reading, one
-from qmq.node.metering.serving import figures_by_role
+from qmq.node.metrics.serving import figures_by_role
 
 FIGURES = {figure.name: figure for figures in figures_by_role().values() for figure in figures}
 LABELS = {

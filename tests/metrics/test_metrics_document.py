@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from qmq.metrics.figures import HISTOGRAM
-from qmq.node.metering.serving import figures_by_role
+from qmq.node.metrics.serving import figures_by_role
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "METRICS.md").read_text()

@@ -13,7 +13,7 @@ from qmq.metrics.endpoint import CONNECTIONS_MAX, HEAD_BYTES_MAX, MetricsServer
 from qmq.metrics.exposition import Page
 from qmq.metrics.figures import COUNTER, GAUGE, SLICE, Figure, Reading, one
 from qmq.metrics.readiness import Readiness
-from qmq.network import NETWORK
+from qmq.rpc.network import NETWORK
 
 ROWS = 10 * SLICE + 7
 

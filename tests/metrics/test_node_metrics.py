@@ -15,15 +15,15 @@ from prometheus_client.exposition import generate_latest
 from support import eventually, node_config, running
 
 import qmq
-from qmq.batch import encode
-from qmq.batch_columns import Columns
-from qmq.broker.broker_config import BrokerConfig
-from qmq.client.connection import connect
+from qmq.broker.config import BrokerConfig
+from qmq.client.connection.connection import connect
 from qmq.errors import LogDamaged, ReadOnly
 from qmq.log.log_config import LogConfig
 from qmq.node.dev_node import Node
-from qmq.node.metering.serving import figures_by_role, metrics_host
-from qmq.node.metering.tiering_metrics import TieringSource
+from qmq.node.metrics.broker import TieringSource
+from qmq.node.metrics.serving import figures_by_role, metrics_host
+from qmq.wire.batch import encode
+from qmq.wire.batch_columns import Columns
 from qmq.wire.frame import FrameKind
 
 GROUP = {"subject": "flights", "group": "ops"}

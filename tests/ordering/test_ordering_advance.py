@@ -8,10 +8,20 @@ from itertools import pairwise
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from qmq_ordering.advance import advance, advance_fully, first_frontier, partitions_to_ask, readable
 from qmq_ordering.algebra import first_route, merge, move, next_route, split
-from qmq_ordering.frontier import Frontier, FrontierPiece, Gate, GroupRecord, Readable
-from qmq_ordering.route import LpRange, PhysicalPartition, Route
+from qmq_ordering.lanes import (
+    Frontier,
+    FrontierPiece,
+    Gate,
+    GroupRecord,
+    Readable,
+    advance,
+    advance_fully,
+    first_frontier,
+    partitions_to_ask,
+    readable,
+)
+from qmq_ordering.routes import LpRange, PhysicalPartition, Route
 
 from qmq.errors import RouteChanged
 

@@ -8,10 +8,8 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from qmq_ordering.assignment import Backlog, assign
-from qmq_ordering.frontier import Readable
-from qmq_ordering.lane import Assignment, Lane
-from qmq_ordering.route import LpRange, PhysicalPartition
+from qmq_ordering.lanes import Assignment, Backlog, Lane, Readable, assign
+from qmq_ordering.routes import LpRange, PhysicalPartition
 
 NOBODY = Assignment()
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from qmq_ordering.algebra import cut_by_load
 from qmq_ordering.range_cuts import even_cuts, ranges_between
-from qmq_ordering.route import LpRange
+from qmq_ordering.routes import LpRange
 
 from qmq.errors import InvalidArgument
 

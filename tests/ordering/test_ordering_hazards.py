@@ -11,13 +11,10 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from qmq_ordering.advance import Finished, advance, advance_fully, first_frontier, readable
 from qmq_ordering.algebra import first_route, merge, move, next_route, split
-from qmq_ordering.assignment import assign
-from qmq_ordering.frontier import Frontier, FrontierPiece, Gate
-from qmq_ordering.lane import Assignment
+from qmq_ordering.lanes import Assignment, Finished, Frontier, FrontierPiece, Gate, advance, advance_fully, assign, first_frontier, readable
 from qmq_ordering.resharding import LoadHistory, PartitionLoad, ReshardPolicy, Split, decide
-from qmq_ordering.route import LpRange, Route
+from qmq_ordering.routes import LpRange, Route
 
 LOGICAL = 100
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from qmq_ordering.algebra import first_route, merge
-from qmq_ordering.phases import TRANSITIONS, PhaseEvent, document, mermaid, step, table
-from qmq_ordering.route import FENCED, Change, Phase
+from qmq_ordering.changes import TRANSITIONS, PhaseEvent, document, mermaid, step, table
+from qmq_ordering.routes import FENCED, Change, Phase
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "ORDERING.md"
 PREPARED = merge(first_route(10, 2, ["a", "b"]), [1, 2], change_id="x")
@@ -113,4 +113,4 @@ def test_the_table_and_the_diagram_show_every_transition() -> None:
 def test_the_page_shows_the_current_table_of_rules() -> None:
     found = re.search(r"<!-- phases:begin -->\n(.*?)\n<!-- phases:end -->", DOCUMENT.read_text(), re.DOTALL)
     assert found is not None, "docs/ORDERING.md has lost its marks"
-    assert found[1].strip() == document(), "put what qmq_ordering.phases.document() says between the marks of docs/ORDERING.md"
+    assert found[1].strip() == document(), "put what qmq_ordering.changes.document() says between the marks of docs/ORDERING.md"

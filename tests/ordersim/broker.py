@@ -17,22 +17,22 @@ from qmq_replication.coordinator import Coordinator
 
 from ordersim.etcd import Store as Coordination
 from ordersim.process import Process
+from qmq.broker.admin import BrokerAdmin
 from qmq.broker.broker import Broker
-from qmq.broker.broker_admin import BrokerAdmin
-from qmq.broker.broker_config import BrokerConfig
-from qmq.broker.broker_parts import BrokerParts
+from qmq.broker.config import BrokerConfig
+from qmq.broker.connection.connection import DataConnection
 from qmq.broker.control import ControlService
-from qmq.broker.data_connection import DataConnection
-from qmq.broker.lane_admin import LaneAdmin
+from qmq.broker.lanes.admin import LaneAdmin
+from qmq.broker.parts import BrokerParts
 from qmq.errors import CoordinationError, DiskFull, Outcome, from_wire
 from qmq.limits import KIB
 from qmq.log.disk import Disk
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
-from qmq.node.broker_view import ViewRouting
-from qmq.node.write_lease import WriteLease
-from qmq.rpc import CODE, OUTCOME, RETRY
-from qmq.server_name import ServerName
+from qmq.node.broker_assembly import ViewRouting
+from qmq.node.replica.status import WriteLease
+from qmq.rpc.channel import CODE, OUTCOME, RETRY
+from qmq.rpc.server_name import ServerName
 
 if TYPE_CHECKING:
     from ordersim.group import BrokerGroup

@@ -20,7 +20,7 @@ from ordersim.violation import Violation
 
 if TYPE_CHECKING:
     from ordersim.run import Simulation
-    from qmq.client.ordered.ordered_message import OrderedMessage
+    from qmq.client.consuming.ordered.message import OrderedMessage
 
 Where = tuple[str, int, int]
 """Group, partition, sequence."""

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from qmq_ordering.hashing import logical_partition
 
 from ordersim.process import Process
-from qmq.client.links import Links
-from qmq.client.locator import Locator, Pushed
-from qmq.client.metadata import MetadataClient
-from qmq.client.ordered.ordered_consumer import OrderedConsumer
-from qmq.client.ordered.ordered_message import OrderedMessage
-from qmq.client.ordered.ordered_producer import OrderedProducer
-from qmq.client.receipts import Ticket
+from qmq.client.connection.pool import Links
+from qmq.client.consuming.ordered.consumer import OrderedConsumer
+from qmq.client.consuming.ordered.message import OrderedMessage
+from qmq.client.metadata.cache import Locator, Pushed
+from qmq.client.metadata.service import MetadataClient
+from qmq.client.producing.ordered.producer import OrderedProducer
+from qmq.client.producing.receipts import Ticket
 from qmq.errors import Outcome, QmqError, Unavailable
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from qmq_coordination.broker_groups import group_key
 from qmq_coordination.coordination_store import Put
-from qmq_replication.replica_membership import ReplicaMembership
+from qmq_replication.membership import ReplicaMembership
 
 from ordersim.broker import Replica
 

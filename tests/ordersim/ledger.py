@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from qmq_coordination.ordered_records import FENCES
-from qmq_ordering.route import LpRange, PhysicalPartition
+from qmq_ordering.routes import LpRange, PhysicalPartition
 
 from ordersim.committed import CommittedLogs
 from ordersim.violation import Violation
-from qmq.batch import BatchView, Kind
 from qmq.log import command_messages
 from qmq.log.actions import LaneBegin, LaneDone, LaneGrant, LaneInherit, LanePark, LaneRelease, LaneUnpark, decode_actions
 from qmq.log.envelopes import Entry, unwrap
 from qmq.model import MessageId
+from qmq.wire.batch import BatchView, Kind
 
 if TYPE_CHECKING:
     from ordersim.group import BrokerGroup

@@ -10,14 +10,14 @@ from qmq_coordination.view import ClusterView
 
 from ordersim.etcd import Store as Coordination
 from ordersim.process import Process
-from qmq.meta.broker_calls import Brokers, PartitionMasters
-from qmq.meta.cluster_catalog import ClusterCatalog
-from qmq.meta.messages_of import route_of
+from qmq.meta.calls import Brokers, PartitionMasters
+from qmq.meta.catalog import ClusterCatalog
+from qmq.meta.description import route_of
 from qmq.meta.ordered.changes import RouteChanges
 from qmq.meta.ordered.controller import Controller
-from qmq.meta.ordered.ordered_service import OrderedService
+from qmq.meta.ordered.service import OrderedService
 from qmq.proto.v1 import meta_pb2 as pb
-from qmq.subject_settings import settings_of
+from qmq.wire.subject_settings import settings_of
 
 if TYPE_CHECKING:
     from ordersim.run import Simulation

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from qmq_coordination.coordination_store import KeyValue, WatchedChanges
 from qmq_coordination.ordered_records import FENCES, ROUTES, Fence
 from qmq_ordering.algebra import next_route
-from qmq_ordering.frontier import Frontier, Gate, GroupRecord
-from qmq_ordering.route import FENCED, Change, Phase, Route
+from qmq_ordering.lanes import Frontier, Gate, GroupRecord
+from qmq_ordering.routes import FENCED, Change, Phase, Route
 
 from ordersim.violation import Violation
 

@@ -24,7 +24,7 @@ from qmq_coordination.coordination_store import Put
 from qmq_coordination.ordered_records import FENCES, latest_key, route_key
 from qmq_coordination.subjects import encode_subject, subject_key
 from qmq_ordering.algebra import first_route
-from qmq_ordering.route import Phase
+from qmq_ordering.routes import Phase
 from sim.world import World
 
 from ordersim.checks import Checks
@@ -41,10 +41,10 @@ from ordersim.routes import Routes
 from ordersim.story import Story
 from ordersim.tracer import Tracer, silent
 from ordersim.violation import RAISED, Violation, own_violations
-from qmq.broker import lanes
-from qmq.client import connection
+from qmq.broker.lanes import lanes
+from qmq.client.connection import connection
 from qmq.errors import QmqError
-from qmq.log import lane_share
+from qmq.log import lane_state
 from qmq.model import Fencing, Order, SubjectConfig
 
 SUBJECT = "orders"
@@ -326,7 +326,7 @@ def _alone(seed: int, simulation: Simulation) -> Iterator[None]:
             patch("os.urandom", chance.randbytes),
             patch("secrets.token_hex", lambda size=8: chance.randbytes(size).hex()),
             patch.object(connection, "SWEEP_S", SWEEP_S),
-            patch.object(lane_share, "PARKED_BYTES_MAX", plan.parked_bytes_max),
+            patch.object(lane_state, "PARKED_BYTES_MAX", plan.parked_bytes_max),
             patch.object(lanes, "PARKED_BYTES_MAX", plan.parked_bytes_max),
         ):
             yield

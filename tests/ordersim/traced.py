@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from qmq_ordering.route import Route
+from qmq_ordering.routes import Route
 
 from ordersim.checks import Checks
 from ordersim.ledger import Ledger

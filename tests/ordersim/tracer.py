@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 
 from qmq_coordination.broker_groups import group_key
 from qmq_coordination.ordered_records import FENCES, ROUTES
-from qmq_ordering.frontier import GroupRecord
-from qmq_ordering.route import FENCED, Change, LpRange, Phase, Route
+from qmq_ordering.lanes import GroupRecord
+from qmq_ordering.routes import FENCED, Change, LpRange, Phase, Route
 
-from qmq.batch import BatchView, Kind
 from qmq.log import command_messages
 from qmq.log.actions import (
     Action,
@@ -29,6 +28,7 @@ from qmq.log.actions import (
     decode_actions,
 )
 from qmq.log.envelopes import Entry, unwrap
+from qmq.wire.batch import BatchView, Kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq import limits
-from qmq.batch import ENVELOPE_BYTES, BatchView, Kind, encode, place, sent_sizes
-from qmq.batch_columns import Columns, offsets, tag_bloom, tag_hash
-from qmq.compression import Compression
 from qmq.errors import CorruptBatch, InvalidArgument, MessageTooLarge
+from qmq.wire.batch import ENVELOPE_BYTES, BatchView, Kind, encode, place, sent_sizes
+from qmq.wire.batch_columns import Columns, Compression, offsets, tag_bloom, tag_hash
 
 TEXT = st.text(max_size=20)
 MESSAGE = st.tuples(

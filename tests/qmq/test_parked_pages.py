@@ -6,11 +6,11 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
-from qmq_ordering.route import LpRange
+from qmq_ordering.routes import LpRange
 
 from qmq.limits import KEY_BYTES_MAX, KIB, PARKED_PAGE_BYTES
-from qmq.parked_pages import by_ranges, first_page
 from qmq.proto.v1 import control_pb2 as control
+from qmq.wire.parked_pages import by_ranges, first_page
 
 LPS = LpRange(3, 40)
 KEYS = st.lists(st.tuples(st.integers(LPS.first, LPS.end - 1), st.integers(1, KEY_BYTES_MAX), st.integers(1, 300)), max_size=12)

@@ -13,12 +13,12 @@ import pytest
 from support import node_config, running
 
 from qmq.errors import QmqError
-from qmq.network import NETWORK
-from qmq.rpc import abort
-from qmq.rpc_bodies import RequestBodies, late_stream, late_unary
-from qmq.rpc_door import RpcBounds, RpcDoor
-from qmq.rpc_server import rpc_server
-from qmq.strangers import StrangerBounds
+from qmq.rpc.bodies import RequestBodies, late_stream, late_unary
+from qmq.rpc.channel import abort
+from qmq.rpc.listener import RpcBounds, RpcDoor
+from qmq.rpc.network import NETWORK
+from qmq.rpc.server import rpc_server
+from qmq.rpc.strangers import StrangerBounds
 
 LONG_S = 3600.0
 

@@ -14,25 +14,24 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark_qmq.servers.blocking_connection import BlockingConnection
+from pyspark_qmq.servers.connection import BlockingConnection
 from pyspark_qmq.servers.metaservers import Metadata
 from support import eventually, node_config, running
 
-from qmq.broker.broker_config import BrokerConfig
-from qmq.client.connection import ClientTiming, Connection, connect
-from qmq.client.links import Links
-from qmq.client.metadata import MetadataClient
-from qmq.client.route_book import Master
+from qmq.broker.config import BrokerConfig
+from qmq.client.connection.connection import ClientTiming, Connection, connect
+from qmq.client.connection.pool import Links
+from qmq.client.metadata.cache import Master
+from qmq.client.metadata.service import MetadataClient
 from qmq.errors import NotConnected, ProtocolViolation, QmqError, WrongServer
-from qmq.network import NETWORK
 from qmq.node.dev_node import Node
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
-from qmq.rpc import typed_error
-from qmq.rpc_channel import RenewedChannel
-from qmq.rpc_door import RpcBounds, RpcDoor
-from qmq.rpc_server import NameCheck, rpc_server
-from qmq.server_name import ANY_SERVER, ServerName, always
+from qmq.rpc.channel import RenewedChannel, typed_error
+from qmq.rpc.listener import RpcBounds, RpcDoor
+from qmq.rpc.network import NETWORK
+from qmq.rpc.server import NameCheck, rpc_server
+from qmq.rpc.server_name import ANY_SERVER, ServerName, always
 
 PARTS = st.sampled_from(["", "a", "b"])
 NAMES = st.builds(ServerName, PARTS, PARTS, PARTS)

@@ -1,4 +1,5 @@
-"""The time that is kept: the table of timekeeper.py, what happens to machines, and a model that recomputes it from all it saw."""
+"""The time that is kept: the table of qmq/broker/timekeeper.py, what happens to machines, and a model that recomputes it from all it
+saw."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from forms import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qmq.timekeeper import SteadyClock, Timekeeper
+from qmq.broker.timekeeper import SteadyClock, Timekeeper
 
 T0, HOUR = 1_700_000_000_000, 3_600_000
 

@@ -17,9 +17,9 @@ from starlette.types import Receive, Scope, Send
 from support import eventually
 
 from qmq.errors import InvalidArgument
-from qmq.fair_share import SharedPlaces
-from qmq.security.authority import create_authority, issue
-from qmq.web_server import ServedCertificate, WebServer, proven
+from qmq.rpc.fair_share import SharedPlaces
+from qmq.rpc.web_server import ServedCertificate, WebServer, proven
+from qmq.security.certificates import create_authority, issue
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:

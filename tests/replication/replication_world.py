@@ -8,9 +8,20 @@ from typing import Any
 
 from qmq_replication.core import Replica
 from qmq_replication.history import EpochRun, History
-from qmq_replication.ready import Campaign, DurableState, LogChunk, MembershipChange, Ready, Request, Timing
-from qmq_replication.replica_membership import ReplicaMembership
-from qmq_replication.replica_messages import Ack, Message, Mismatch, TakeOver
+from qmq_replication.membership import ReplicaMembership
+from qmq_replication.ready import (
+    Ack,
+    Campaign,
+    DurableState,
+    LogChunk,
+    MembershipChange,
+    Message,
+    Mismatch,
+    Ready,
+    Request,
+    TakeOver,
+    Timing,
+)
 
 Letter = tuple[str, str, Any]
 """From, to, message."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from qmq_replication.mesh import Mesh, Secret
-from qmq_replication.peer_proof import DIALS, LISTENS, PeerHello, ProofStep, is_proof, prove
+from qmq_replication.links import DIALS, LISTENS, Mesh, PeerHello, ProofStep, Secret, is_proof, prove
 
-from qmq.network import Factory, Network
+from qmq.rpc.network import Factory, Network
 from qmq.wire import frame as frames
 from qmq.wire.frame import Frame, FrameKind
 from qmq.wire.frame_stream import FrameStream

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from bad_sectors import BadSectors
 from google_crc32c import value as crc32c
-from qmq_replication import replica_identity as identities
+from qmq_replication import identity as identities
+from qmq_replication.identity import FILE, ReplicaIdentity
+from qmq_replication.membership import ReplicaMembership
 from qmq_replication.ready import DurableState
-from qmq_replication.replica_identity import FILE, ReplicaIdentity
-from qmq_replication.replica_membership import ReplicaMembership
 
 from qmq.errors import DiskFull, LogDamaged
 from qmq.log.disk import Disk

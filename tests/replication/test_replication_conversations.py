@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from qmq_replication.replica_messages import Ack, Append, Mismatch, Promise, PromiseRequest
+from qmq_replication.ready import Ack, Append, Mismatch, Promise, PromiseRequest
 from replication_world import Group
 
 FILES = sorted((Path(__file__).parent / "conversations").glob("*.txt"))

@@ -13,7 +13,7 @@ from qmq_coordination.broker_groups import EpochClaim, MasterRecord, group_key, 
 from qmq_coordination.coordination_store import Compare, Operation, Put, TxnResult
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_replication.coordinator import Coordinator, Won
-from qmq_replication.replica_membership import ReplicaMembership
+from qmq_replication.membership import ReplicaMembership
 
 VOTERS = ("a", "b", "c")
 

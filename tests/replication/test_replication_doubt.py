@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 from qmq_replication.history import EpochRun
-from qmq_replication.ready import Role, Timing
-from qmq_replication.replica_membership import ReplicaMembership
-from qmq_replication.replica_messages import Ack, Append, LogReset, Mismatch, Promise, Refusal
+from qmq_replication.membership import ReplicaMembership
+from qmq_replication.ready import Ack, Append, LogReset, Mismatch, Promise, Refusal, Role, Timing
 from replication_world import Group
 
 from qmq.errors import ProtocolViolation

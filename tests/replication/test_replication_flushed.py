@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qmq_replication.replica_messages import Ack, Append, Promise
+from qmq_replication.ready import Ack, Append, Promise
 from replication_world import Group
 
 

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from qmq_replication.history import EpochRun
-from qmq_replication.ready import Campaign, MembershipChange
-from qmq_replication.replica_membership import ReplicaMembership
-from qmq_replication.replica_messages import Ack, Mismatch
+from qmq_replication.membership import ReplicaMembership
+from qmq_replication.ready import Ack, Campaign, MembershipChange, Mismatch
 from replication_world import Group
 
 from qmq.errors import InvalidArgument, NoQuorum, Unavailable

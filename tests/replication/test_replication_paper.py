@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import pytest
 from qmq_replication.history import EpochRun
-from qmq_replication.ready import Campaign, Resign, Role
-from qmq_replication.replica_messages import (
+from qmq_replication.ready import (
     Ack,
     Append,
+    Campaign,
     Mismatch,
     Probe,
     ProbeReply,
     Promise,
     PromiseRequest,
     Refusal,
+    Resign,
+    Role,
     TakeOver,
 )
 from replication_world import Group

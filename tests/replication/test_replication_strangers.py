@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from qmq_replication.core import EPOCH_MAX, EPOCH_SLACK, EXCUSES_MAX
 from qmq_replication.driver import TICK_S
 from qmq_replication.history import EpochRun
-from qmq_replication.peer_proof import DIALS, LISTENS, PeerHello, ProofStep, is_proof, prove
-from qmq_replication.ready import Campaign, LookUp, Role, Timing
-from qmq_replication.replica_messages import Ack, Append, LogReset, Message, Mismatch, PromiseRequest, Refusal
+from qmq_replication.links import DIALS, LISTENS, PeerHello, ProofStep, is_proof, prove
+from qmq_replication.ready import Ack, Append, Campaign, LogReset, LookUp, Message, Mismatch, PromiseRequest, Refusal, Role, Timing
 from replication_world import Group
 
 from qmq.errors import ProtocolViolation

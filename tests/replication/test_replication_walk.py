@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 
 import pytest
-from qmq_replication.replica_messages import Message
+from qmq_replication.ready import Message
 from replication_world import Group
 
 DEPTH = 6

@@ -13,20 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from qmq_replication import wire
 from qmq_replication.history import EpochRun
-from qmq_replication.peer_proof import VERSION, PeerHello
-from qmq_replication.replica_messages import (
-    Ack,
-    Append,
-    LogReset,
-    Message,
-    Mismatch,
-    Probe,
-    ProbeReply,
-    Promise,
-    PromiseRequest,
-    Refusal,
-    TakeOver,
-)
+from qmq_replication.links import VERSION, PeerHello
+from qmq_replication.ready import Ack, Append, LogReset, Message, Mismatch, Probe, ProbeReply, Promise, PromiseRequest, Refusal, TakeOver
 from support import ManualClock, intake
 
 from qmq.errors import CorruptBatch, ProtocolViolation
@@ -123,7 +111,7 @@ HEADS: dict[type, str] = {
     TakeOver: "0902000000d288211f9105",
 }
 """Every message's bytes in version 2 of what replicas speak. A replica refuses a message with an additional field. A change of a message
-therefore raises VERSION in peer_proof.py, so that replicas of different versions refuse each other in the handshake.
+therefore raises VERSION in replication/qmq_replication/links.py, so that replicas of different versions refuse each other in the handshake.
 """
 
 

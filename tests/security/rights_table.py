@@ -14,9 +14,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 import qmq
-from qmq.batch import encode
-from qmq.batch_columns import Columns
-from qmq.broker.lanes import FIRST_SESSION
+from qmq.broker.lanes.lanes import FIRST_SESSION
 from qmq.errors import InvalidArgument, InvalidName, QmqError, UnknownConsumer, UnknownGroup, UnknownPartition, UnknownSubject
 from qmq.model import DEAD_LETTERS
 from qmq.proto.v1 import access_pb2 as access
@@ -24,6 +22,8 @@ from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import delay_pb2 as delay
 from qmq.proto.v1 import meta_pb2 as meta
 from qmq.wire import frame_payloads as wire
+from qmq.wire.batch import encode
+from qmq.wire.batch_columns import Columns
 from qmq.wire.frame import FrameKind
 from qmq.wire.settle_payloads import Settlement, pack_settle
 

@@ -20,14 +20,14 @@ from qmq_coordination.broker_groups import PRESENCE, ReplicaRecord
 from support import NodeConfig, eventually, node_config, running
 
 import qmq
-from qmq.client.connection import ClientTiming, connect
+from qmq.client.connection.connection import ClientTiming, connect
 from qmq.errors import AccessDenied, InvalidArgument, NotAuthenticated, Stopping
 from qmq.model import SubjectFlush
-from qmq.node import bootstrap
+from qmq.node import process
 from qmq.node.dev_node import Node
 from qmq.proto.v1 import control_pb2, meta_pb2, meta_pb2_grpc
-from qmq.security.access_config import AccessConfig
-from qmq.security.tls_network import network_of
+from qmq.rpc.tls_network import network_of
+from qmq.security.access import AccessConfig
 
 ADMIN = "op:admin"
 
@@ -371,7 +371,7 @@ async def test_the_audit_log_is_a_subject_that_only_servers_write(tmp_path: Path
 async def test_rules_are_not_enforced_where_servers_cannot_prove_who_they_are(tmp_path: Path) -> None:
     async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq:
         far = ReplicaRecord("b", "g", "192.0.2.7:20881", "192.0.2.7:20882")
-        await bootstrap.found(node.coordination, "g", ("b",), None)
+        await process.found(node.coordination, "g", ("b",), None)
         await node.coordination.put(PRESENCE + "g/b", far.encode())
         await node.view.refresh()
         assert node.view.present("g")

@@ -15,26 +15,25 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from support import ManualClock, eventually
 
-from qmq.batch import encode
-from qmq.batch_columns import Columns
 from qmq.broker.broker import Broker
-from qmq.broker.broker_config import BrokerConfig
-from qmq.client.connection import Connection, connect
-from qmq.clock import Clock
+from qmq.broker.config import BrokerConfig
+from qmq.client.connection.connection import Connection, connect
 from qmq.errors import AccessDenied, NotAuthenticated, NotConnected
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
 from qmq.model import SubjectConfig
 from qmq.node.broker_assembly import StandaloneBroker
-from qmq.security.access_config import AccessConfig, JwtConfig
-from qmq.security.access_control import AccessControl, Caller, Verifier
+from qmq.process.event_loop import Clock
+from qmq.rpc.tls_network import network_of
+from qmq.security.access import AccessConfig, AccessControl, Caller, JwtConfig, Verifier
 from qmq.security.access_rules import AccessMode, AccessRule, Operation, ResourceKind, on_subject
 from qmq.security.access_state import AccessState
 from qmq.security.jwt_tokens import LEEWAY_S, JwtVerifier
 from qmq.security.principal import Principal
-from qmq.security.tls_network import network_of
 from qmq.security.tokens import new_token
 from qmq.wire import frame_payloads as wire
+from qmq.wire.batch import encode
+from qmq.wire.batch_columns import Columns
 from qmq.wire.frame import FrameKind
 
 STALE_MS = 300_000

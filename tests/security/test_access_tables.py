@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from qmq.broker import connection_access, data_connection
+from qmq.broker.connection import access, connection
 from qmq.proto.v1 import access_pb2, control_pb2, delay_pb2, meta_pb2
-from qmq.security.rpc_operations import RPC_RULES
+from qmq.rpc.operations import RPC_RULES
 from qmq.wire.frame import FrameKind
 
 ANSWERS = {
@@ -23,8 +23,8 @@ ANSWERS = {
 
 
 def test_every_kind_of_frame_that_may_be_sent_has_its_operations() -> None:
-    assert set(connection_access.FRAME_OPERATIONS) == set(FrameKind) - ANSWERS
-    assert set(data_connection._HANDLERS) <= set(connection_access.FRAME_OPERATIONS)
+    assert set(access.FRAME_OPERATIONS) == set(FrameKind) - ANSWERS
+    assert set(connection._HANDLERS) <= set(access.FRAME_OPERATIONS)
 
 
 def test_every_rpc_has_its_operations() -> None:

@@ -23,9 +23,8 @@ from test_rights import SERVICES, addresses, world
 
 from qmq.errors import BY_CODE
 from qmq.limits import MIB
-from qmq.node.schedule_files import SCHEDULE
-from qmq.rpc import CHANNEL_OPTIONS, CODE
-from qmq.rpc_channel import metadata_of
+from qmq.node.schedule_transfer import SCHEDULE
+from qmq.rpc.channel import CHANNEL_OPTIONS, CODE, metadata_of
 
 SECONDS: Final = 60.0
 STREAM_S: Final = 1.0

@@ -18,10 +18,9 @@ from support import NodeProcess
 import qmq
 from qmq.errors import InvalidArgument, InvalidName
 from qmq.metrics.figures import Figure
-from qmq.node.exposure import require_guarded
-from qmq.node.metering.exposure_metrics import EXPIRES, INSECURE, ExposureSource
-from qmq.security.authority import create_authority, issue
-from qmq.security.expiry import AGAIN, WARNING, ExpiryWarning
+from qmq.node.metrics.serving import EXPIRES, INSECURE, ExposureSource
+from qmq.node.process import require_guarded
+from qmq.security.certificates import AGAIN, WARNING, ExpiryWarning, create_authority, issue
 from qmq.security.tls import Credentials, Tls
 
 NOW = datetime.now(UTC)

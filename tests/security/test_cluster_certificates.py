@@ -13,7 +13,7 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from qmq.errors import InvalidArgument
-from qmq.security.cluster_certificates import CertificateHolder, make_certificates, member_of
+from qmq.security.certificates import CertificateHolder, make_certificates, member_of
 
 CLUSTER = (
     member_of("etcd", "etcd0=10.0.0.1:2379,localhost"),

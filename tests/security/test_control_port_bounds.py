@@ -18,17 +18,17 @@ from support import eventually, node_config, running
 from test_tls import Papers, handshakes
 
 from qmq.broker.control import serve_control
-from qmq.client.metadata import MetadataClient
+from qmq.client.metadata.service import MetadataClient
 from qmq.errors import NotConnected, Overloaded
-from qmq.file_descriptors import control_connections_max
-from qmq.meta.meta_server import MetaConfig, MetaServer
-from qmq.network import Network
+from qmq.meta.server import MetaConfig, MetaServer
+from qmq.process.files import control_connections_max
 from qmq.proto.v1 import control_pb2, control_pb2_grpc, meta_pb2
-from qmq.rpc import typed_error
-from qmq.rpc_door import RpcBounds
+from qmq.rpc.channel import typed_error
+from qmq.rpc.listener import RpcBounds
+from qmq.rpc.network import Network
+from qmq.rpc.server_name import any_server
+from qmq.rpc.tls_network import ServerNetwork, TlsNetwork
 from qmq.security.tls import Credentials, Tls
-from qmq.security.tls_network import ServerNetwork, TlsNetwork
-from qmq.server_name import any_server
 
 HOST = "127.0.0.1"
 REACHABLE = "127.1"

@@ -10,12 +10,12 @@ import pytest
 from support import eventually
 
 import qmq
-from qmq.batch import encode
-from qmq.batch_columns import Columns
 from qmq.errors import QuotaExceeded
-from qmq.node.replica_node import ReplicaNode
+from qmq.node.replica.node import ReplicaNode
 from qmq.testing import TestCluster, virtual
 from qmq.testing.machine import ReplicaMachine
+from qmq.wire.batch import encode
+from qmq.wire.batch_columns import Columns
 from qmq.wire.frame import HEADER, HEADER_BYTES, FrameKind
 from qmq.wire.frame_payloads import unpack_error
 

@@ -20,13 +20,13 @@ from typing import Any
 
 import forms
 import pytest
-from qmq_replication.peer_proof import PeerHello
+from qmq_replication.links import PeerHello
 from test_access import guarded
 from test_tls import Papers, papers, secured  # noqa: F401 - a fixture
 
 import qmq
-from qmq.broker.data_connection import DataConnection
-from qmq.broker.flow_control import Throttle
+from qmq.broker.connection.connection import DataConnection
+from qmq.broker.connection.flow_control import Throttle
 from qmq.security.principal import ANONYMOUS
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import HEADER, FrameKind, frame

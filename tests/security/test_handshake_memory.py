@@ -15,10 +15,10 @@ from typing import Any
 from support import eventually
 from test_tls import HOST, Papers
 
-from qmq.event_loop import run
+from qmq.process.event_loop import run
+from qmq.rpc.tls_listener import TlsListener
+from qmq.rpc.tls_network import TlsNetwork
 from qmq.security.tls import Credentials
-from qmq.security.tls_listener import TlsListener
-from qmq.security.tls_network import TlsNetwork
 
 HANDSHAKE_BYTES = 55 * 1024
 """Of one handshake under way: docs/SECURITY.md, *Control ports*."""

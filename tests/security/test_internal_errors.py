@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from qmq.rpc import abort
+from qmq.rpc.channel import abort
 
 
 class CallContext:

@@ -21,7 +21,7 @@ from support import eventually, node_config, running
 
 import qmq
 from qmq.errors import InvalidArgument, NotAuthenticated
-from qmq.security.access_config import AccessConfig, JwtConfig
+from qmq.security.access import AccessConfig, JwtConfig
 from qmq.security.jwt_tokens import LEEWAY_S, JwtVerifier
 from qmq.security.principal import Principal
 

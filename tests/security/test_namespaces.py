@@ -13,7 +13,7 @@ from test_access import Cluster, guarded
 
 import qmq
 from qmq.errors import AccessDenied, InvalidArgument, InvalidName, QuotaExceeded
-from qmq.meta import access_service
+from qmq.meta import access
 from qmq.security.access_rules import AccessRule, Operation, ResourceKind, decide, on_cluster, on_namespace
 
 BOB = "op:bob"
@@ -151,7 +151,7 @@ async def test_a_team_hands_a_part_of_its_namespace_on_and_does_not_lock_itself_
 
 
 async def test_a_namespace_has_so_many_records_and_leaves_room_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access_service, "NAMESPACE_RECORDS_MAX", 3)
+    monkeypatch.setattr(access, "NAMESPACE_RECORDS_MAX", 3)
     async with team(tmp_path) as (cluster, bob):
         await bob.access.put_rule("op:carol", ["administer"], "namespace", "pay.in.")
         await eventually(lambda: len(cluster.node.view.access.rules) == 5)

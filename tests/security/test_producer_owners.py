@@ -10,14 +10,14 @@ from support import eventually
 from test_access import guarded
 
 import qmq
-from qmq.batch import encode
-from qmq.batch_columns import Columns
-from qmq.broker.producer_owners import ProducerOwners
-from qmq.client.connection import connect
+from qmq.broker.maintenance import ProducerOwners
+from qmq.client.connection.connection import connect
 from qmq.errors import AccessDenied
 from qmq.model import next_session
+from qmq.rpc.tls_network import network_of
 from qmq.security.principal import Principal
-from qmq.security.tls_network import network_of
+from qmq.wire.batch import encode
+from qmq.wire.batch_columns import Columns
 from qmq.wire.frame import FrameKind
 
 ORDERS, BILLING = Principal("app", "orders"), Principal("app", "billing")

@@ -13,9 +13,9 @@ from support import eventually, node_config, running
 from test_access import guarded
 
 import qmq
-from qmq.broker.flow_control import Throttle
+from qmq.broker.connection.flow_control import Throttle
 from qmq.errors import AccessDenied, InvalidArgument, Overloaded, QuotaExceeded
-from qmq.security.access_control import OpenAccess
+from qmq.security.access import OpenAccess
 from qmq.security.principal import Principal
 from qmq.security.quotas import Quota, nearest, nearest_namespaces, nearest_of_subject, require_room_for
 

@@ -12,8 +12,8 @@ from support import eventually
 from test_tls import Papers, secured
 
 import qmq
-from qmq.client.connection import connect
-from qmq.security.tls_network import network_of
+from qmq.client.connection.connection import connect
+from qmq.rpc.tls_network import network_of
 from qmq.wire.frame import FrameKind
 from qmq.wire.frame_payloads import Find
 

@@ -11,7 +11,7 @@ from test_access import guarded
 
 import qmq
 from qmq.errors import NotAuthenticated
-from qmq.integrations.http.http_server import HttpConfig, HttpServer
+from qmq.integrations.http.site import HttpConfig, HttpServer
 
 
 async def test_a_revoked_token_is_refused_by_http_only_under_rules(tmp_path: Path) -> None:

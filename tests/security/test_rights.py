@@ -20,12 +20,12 @@ from test_access import Cluster, guarded
 from test_access_tables import ANSWERS
 
 import qmq.proto
-from qmq.client.connection import connect
+from qmq.client.connection.connection import connect
 from qmq.errors import AccessDenied, DeadlineExceeded, NotAuthenticated, QmqError
 from qmq.proto.v1 import access_pb2, control_pb2, delay_pb2, meta_pb2
-from qmq.rpc import typed_error
-from qmq.security.tls_network import network_of
-from qmq.server_name import any_server
+from qmq.rpc.channel import typed_error
+from qmq.rpc.server_name import any_server
+from qmq.rpc.tls_network import network_of
 from qmq.wire.frame import FrameKind
 
 Rights = frozenset[Right]

@@ -19,13 +19,13 @@ from support import eventually
 from test_tls import Papers
 
 from qmq.errors import InvalidArgument
-from qmq.network import NETWORK
-from qmq.rpc_door import RpcBounds, RpcDoor
-from qmq.rpc_server import rpc_server
-from qmq.security.rpc_relay import RpcRelay
+from qmq.rpc.listener import RpcBounds, RpcDoor
+from qmq.rpc.network import NETWORK
+from qmq.rpc.relay import RpcRelay
+from qmq.rpc.server import rpc_server
+from qmq.rpc.server_name import any_server
+from qmq.rpc.tls_network import TlsNetwork
 from qmq.security.tls import Credentials
-from qmq.security.tls_network import TlsNetwork
-from qmq.server_name import any_server
 
 HOST = "127.0.0.1"
 MANY_BYTES = 8_000_000

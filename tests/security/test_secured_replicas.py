@@ -19,27 +19,25 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from faulty_store import SharedStore
 from qmq_coordination.view import ClusterView
-from qmq_replication.mesh import Mesh, Secret
-from qmq_replication.peer_proof import PeerHello
+from qmq_replication.links import Mesh, PeerHello, Secret
 from support import eventually
 
 import qmq
 from qmq.errors import AccessDenied, QmqError
-from qmq.meta.meta_server import MetaConfig, MetaServer
-from qmq.network import NETWORK
-from qmq.node.broker_node import broker_node
-from qmq.node.environment import environment_with
-from qmq.node.etcd_options import EtcdOptions
-from qmq.node.replica_config import ReplicaConfig
-from qmq.node.replica_node import ReplicaNode
+from qmq.meta.server import MetaConfig, MetaServer
+from qmq.node.broker import broker_node
+from qmq.node.process import EtcdOptions, environment_with
+from qmq.node.replica.context import ReplicaConfig
+from qmq.node.replica.node import ReplicaNode
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
-from qmq.rpc import typed_error
-from qmq.rpc_door import RpcBounds, RpcDoor
-from qmq.security.authority import create_authority, issue
+from qmq.rpc.channel import typed_error
+from qmq.rpc.listener import RpcBounds, RpcDoor
+from qmq.rpc.network import NETWORK
+from qmq.rpc.server_name import any_server
+from qmq.rpc.tls_network import TlsNetwork
+from qmq.security.certificates import create_authority, issue
 from qmq.security.tls import Credentials, Tls
-from qmq.security.tls_network import TlsNetwork
-from qmq.server_name import any_server
 from qmq.wire.frame import Frame, FrameKind, frame
 from qmq.wire.frame_payloads import unpack_error
 from qmq.wire.frame_stream import FrameStream

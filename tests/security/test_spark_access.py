@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pyspark_qmq.servers.blocking_connection import BlockingConnection
+from pyspark_qmq.servers.connection import BlockingConnection
 from pyspark_qmq.servers.metaservers import Metadata
 from support import eventually
 from system.spark_workload import read_log
 from test_access import guarded
 
 from qmq.errors import AccessDenied, InvalidArgument, NotConnected
-from qmq.security.access_config import AccessConfig
+from qmq.security.access import AccessConfig
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
 

@@ -21,9 +21,9 @@ from test_tls import Papers
 
 import qmq
 from qmq.node.dev_node import Node
+from qmq.rpc.tls_network import TlsNetwork
 from qmq.security.contexts import CONTEXT_VARIABLE
 from qmq.security.tls import Credentials, Tls
-from qmq.security.tls_network import TlsNetwork
 
 pytestmark = pytest.mark.xdist_group("drivers")
 MESSAGES = 1000

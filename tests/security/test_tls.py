@@ -17,20 +17,20 @@ from pathlib import Path
 import cli_process
 import grpc
 import pytest
-from pyspark_qmq.servers.blocking_connection import BlockingConnection
+from pyspark_qmq.servers.connection import BlockingConnection
 from support import eventually, node_config, running
 
 import qmq
-from qmq.broker.broker_config import BrokerConfig
-from qmq.client.connection import connect
+from qmq.broker.config import BrokerConfig
+from qmq.client.connection.connection import connect
 from qmq.errors import InvalidArgument, NotConnected, TlsFailed
 from qmq.metrics.readiness import Readiness
 from qmq.node.dev_node import Node
-from qmq.node.metering import serving
-from qmq.security.authority import create_authority, issue
+from qmq.node.metrics import serving
+from qmq.rpc.tls_network import TlsListener, TlsNetwork, network_of
+from qmq.security.certificates import create_authority, issue
 from qmq.security.contexts import ClusterContext, ContextFile
 from qmq.security.tls import LOOK_S, Credentials, Tls
-from qmq.security.tls_network import TlsListener, TlsNetwork, network_of
 from qmq.wire.frame import FrameKind
 from qmq.wire.frame_payloads import Find
 

@@ -15,28 +15,27 @@ from pathlib import Path
 import cli_process
 import needs
 import pytest
-from pyspark_qmq.servers.blocking_connection import BlockingConnection
+from pyspark_qmq.servers.connection import BlockingConnection
 from pyspark_qmq.servers.metaservers import Metadata
-from qmq_coordination.etcd.etcd_process import EtcdProcess, ServerTls
-from qmq_coordination.etcd.etcd_store import EtcdStore
+from qmq_coordination.etcd.process import EtcdProcess, ServerTls
+from qmq_coordination.etcd.store import EtcdStore
 from support import node_config
 from test_tls import HOST, NOW, Papers
 
 import qmq
-from qmq.client.connection import connect
-from qmq.console.console_config import ConsoleConfig
-from qmq.console.console_server import ConsoleServer
+from qmq.client.connection.connection import connect
+from qmq.console.config import ConsoleConfig
+from qmq.console.server import ConsoleServer
 from qmq.errors import CoordinationTlsFailed, NotConnected, TlsFailed
-from qmq.gateway.gateway_config import GatewayConfig
-from qmq.gateway.gateway_network import tls_of
-from qmq.gateway.gateway_server import GatewayServer
-from qmq.integrations.http.http_server import HttpConfig, HttpServer
+from qmq.gateway.config import GatewayConfig
+from qmq.gateway.server import GatewayServer, tls_of
+from qmq.integrations.http.site import HttpConfig, HttpServer
 from qmq.node.dev_node import Node
 from qmq.proto.v1 import control_pb2, control_pb2_grpc
-from qmq.rpc import typed_error
+from qmq.rpc.channel import typed_error
+from qmq.rpc.server_name import any_server
+from qmq.rpc.tls_network import TlsNetwork, network_of
 from qmq.security.tls import Credentials, Tls
-from qmq.security.tls_network import TlsNetwork, network_of
-from qmq.server_name import any_server
 from qmq.wire.frame import FrameKind, frame
 from qmq.wire.frame_payloads import PROTOCOL_VERSION, Hello
 
@@ -66,31 +65,31 @@ is there. Replicas speak with each other at data ports.
 """
 
 SERVING = {
-    ("qmq/broker/data_server.py", "listen"): "data, delay data",
+    ("qmq/broker/connection/server.py", "listen"): "data, delay data",
     ("qmq/broker/control.py", "serve"): "broker control, delay control",
-    ("qmq/meta/meta_server.py", "serve"): "metaserver",
-    ("qmq/gateway/gateway_server.py", "serve"): "RocketMQ gateway",
-    ("qmq/node/metering/serving.py", "listen"): "metrics",
-    ("qmq/integrations/http/http_server.py", "WebServer"): "HTTP gateway",
-    ("qmq/console/console_server.py", "WebServer"): "console",
+    ("qmq/meta/server.py", "serve"): "metaserver",
+    ("qmq/gateway/server.py", "serve"): "RocketMQ gateway",
+    ("qmq/node/metrics/serving.py", "listen"): "metrics",
+    ("qmq/integrations/http/site.py", "WebServer"): "HTTP gateway",
+    ("qmq/console/server.py", "WebServer"): "console",
 }
 """Where the product serves TLS, and at which of the ports. Who adds a place adds its port to `PORTS`."""
 INSIDE = {
-    "qmq/network.py",
-    "qmq/security/rpc_relay.py",
+    "qmq/rpc/network.py",
+    "qmq/rpc/relay.py",
     "qmq/security/tls.py",
-    "qmq/security/tls_listener.py",
-    "qmq/security/tls_network.py",
-    "qmq/web_server.py",
+    "qmq/rpc/tls_listener.py",
+    "qmq/rpc/tls_network.py",
+    "qmq/rpc/web_server.py",
 }
 """The implementation: what it offers is in `SERVING` where it is used."""
 CONNECTING = {
-    ("qmq/client/connection.py", "connect"): "client: data",
-    ("replication/qmq_replication/mesh.py", "connect"): "replica",
+    ("qmq/client/connection/connection.py", "connect"): "client: data",
+    ("replication/qmq_replication/links.py", "connect"): "replica",
     ("qmq/cli/health.py", "client_context"): "command: health",
-    ("spark/pyspark_qmq/servers/tls_socket.py", "client_context"): "Spark: data",
-    ("qmq/rpc_channel.py", "channel_credentials"): "client: metaserver, Spark: metaserver, client: control",
-    ("coordination/qmq_coordination/etcd/etcd_channel.py", "channel_credentials"): "server: etcd",
+    ("spark/pyspark_qmq/servers/connection.py", "client_context"): "Spark: data",
+    ("qmq/rpc/channel.py", "channel_credentials"): "client: metaserver, Spark: metaserver, client: control",
+    ("coordination/qmq_coordination/etcd/channel.py", "channel_credentials"): "server: etcd",
 }
 """Where the product connects with certificates."""
 

@@ -14,14 +14,14 @@ import grpc
 import pytest
 from support import eventually
 
-from qmq.gateway import gateway_server
-from qmq.gateway.gateway_config import GatewayConfig
-from qmq.network import Network, RpcPort
-from qmq.rpc_door import RpcBounds, RpcDoor
-from qmq.rpc_server import rpc_server
-from qmq.security.rpc_relay import RpcRelay, relay
-from qmq.security.unfinished_messages import UnfinishedMessages
-from qmq.strangers import StrangerBounds, Strangers
+from qmq.gateway import server as gateway_server
+from qmq.gateway.config import GatewayConfig
+from qmq.rpc.listener import RpcBounds, RpcDoor
+from qmq.rpc.network import Network, RpcPort
+from qmq.rpc.relay import RpcRelay, relay
+from qmq.rpc.server import rpc_server
+from qmq.rpc.strangers import StrangerBounds, Strangers
+from qmq.rpc.unfinished_messages import UnfinishedMessages
 from qmq.testing import TestCluster
 
 HOST, OTHER_HOST = "127.0.0.1", "127.0.0.2"

@@ -16,13 +16,13 @@ from test_tls import HOST, Papers
 from test_tls_ports import WRONG_SERVERS, node_with, wrong_clients, wrong_server
 
 import qmq
-from qmq.client.connection import ClientTiming
-from qmq.client.links import Links
-from qmq.client.route_book import Master
+from qmq.client.connection.connection import ClientTiming
+from qmq.client.connection.pool import Links
+from qmq.client.metadata.cache import Master
 from qmq.errors import TlsFailed, TlsRefused
 from qmq.node.dev_node import Node
+from qmq.rpc.tls_network import TlsNetwork
 from qmq.security.tls import Credentials, Tls
-from qmq.security.tls_network import TlsNetwork
 
 SHORT = ClientTiming(mistake_s=0.2)
 PATIENCE_S = ClientTiming().mistake_s

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qmq_replication.replica_membership import ReplicaMembership
+from qmq_replication.membership import ReplicaMembership
 
 from sim.disk import Entry
 

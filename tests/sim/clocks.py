@@ -19,7 +19,7 @@ from random import Random
 from support import intake
 
 from qmq.broker.replica_time import ReplicaTime
-from qmq.clock import Clock
+from qmq.broker.timekeeper import SteadyClock
 from qmq.log import follower
 from qmq.log.disk import Disk
 from qmq.log.log_config import LogConfig
@@ -28,7 +28,7 @@ from qmq.log.recovery import open_store
 from qmq.log.retention import Before, Retention
 from qmq.log.store import Store
 from qmq.model import SubjectConfig
-from qmq.timekeeper import SteadyClock
+from qmq.process.event_loop import Clock
 
 T0, MINUTE, HOUR, DAY = 1_700_000_000_000, 60_000, 3_600_000, 86_400_000
 TICK_MS = 2 * MINUTE

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from qmq_replication.replica_membership import ReplicaMembership
-from qmq_replication.replica_messages import TakeOver
+from qmq_replication.membership import ReplicaMembership
+from qmq_replication.ready import TakeOver
 
 if TYPE_CHECKING:
     from sim.node import Node

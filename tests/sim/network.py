@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from qmq_replication.replica_messages import Ack, Message
+from qmq_replication.ready import Ack, Message
 
 from sim.world import World
 

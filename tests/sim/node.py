@@ -12,9 +12,21 @@ from typing import TYPE_CHECKING
 from qmq_coordination.broker_groups import MasterRecord, group_key, read_group
 from qmq_replication.coordinator import Coordinator
 from qmq_replication.core import Replica
-from qmq_replication.inbound_links import InboundLinks
-from qmq_replication.ready import Campaign, DurableState, LookUp, MembershipChange, Ready, Request, Resign, Role
-from qmq_replication.replica_messages import Ack, Append, Message, Mismatch
+from qmq_replication.links import InboundLinks
+from qmq_replication.ready import (
+    Ack,
+    Append,
+    Campaign,
+    DurableState,
+    LookUp,
+    MembershipChange,
+    Message,
+    Mismatch,
+    Ready,
+    Request,
+    Resign,
+    Role,
+)
 
 from qmq.errors import CoordinationError, QmqError
 from sim.disk import Disk, Entry

@@ -13,9 +13,8 @@ from qmq_coordination.broker_groups import EpochClaim, group_key
 from qmq_replication.core import Replica
 from qmq_replication.history import EpochRun
 from qmq_replication.leader import Leader
-from qmq_replication.ready import MembershipChange, Ready, Request, Role
-from qmq_replication.replica_membership import ReplicaMembership
-from qmq_replication.replica_messages import Ack, Append, LogReset, Message, Mismatch, Promise
+from qmq_replication.membership import ReplicaMembership
+from qmq_replication.ready import Ack, Append, LogReset, MembershipChange, Message, Mismatch, Promise, Ready, Request, Role
 
 Line = dict[str, Any]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from qmq_coordination.broker_groups import EpochClaim, group_key
 from qmq_coordination.coordination_store import Put
-from qmq_replication.replica_membership import ReplicaMembership
+from qmq_replication.membership import ReplicaMembership
 
 from sim.checks import Checks, Violation
 from sim.nemesis import Nemesis

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qmq_replication.ready import Ready
-from qmq_replication.replica_messages import Ack, Append, Message, Mismatch
+from qmq_replication.ready import Ack, Append, Message, Mismatch, Ready
 
 if TYPE_CHECKING:
     from sim.node import Node

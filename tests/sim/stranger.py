@@ -13,9 +13,8 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from qmq_replication.history import EpochRun
-from qmq_replication.inbound_links import InboundLinks
-from qmq_replication.peer_proof import DIALS, LISTENS, PeerHello, ProofStep, prove
-from qmq_replication.replica_messages import Ack, Append, LogReset, Message, Promise, PromiseRequest, Refusal, TakeOver
+from qmq_replication.links import DIALS, LISTENS, InboundLinks, PeerHello, ProofStep, prove
+from qmq_replication.ready import Ack, Append, LogReset, Message, Promise, PromiseRequest, Refusal, TakeOver
 
 from qmq.errors import ProtocolViolation, Unavailable
 from qmq.wire.frame import Frame, FrameKind

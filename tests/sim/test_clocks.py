@@ -10,9 +10,9 @@ import pytest
 from forms import FORM, some
 
 from qmq.broker.replica_time import ReplicaTime
-from qmq.clock import Clock
 from qmq.log.retention import Before
 from qmq.log.retention_time import RetentionTime
+from qmq.process.event_loop import Clock
 from sim.clocks import Clocks, EarlyDeletion, LateDeletion, Machine
 
 SEEDS = {"gate": 12, "ci": 24, "all": 400}[FORM]

@@ -10,8 +10,8 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from qmq_replication import replica_identity as identities
-from qmq_replication.replica_identity import ReplicaIdentity
+from qmq_replication import identity
+from qmq_replication.identity import ReplicaIdentity
 
 from sim.checks import Violation
 from sim.disk import Disk
@@ -30,7 +30,7 @@ class CopiedNode(Node):
 
     def __init__(self, simulation: Simulation, name: str) -> None:
         super().__init__(simulation, name)
-        self.identity = identities.new("g", name)
+        self.identity = identity.new("g", name)
         self.registered = 0
         """The generation at the replica's record in the coordination store."""
         self.copied: tuple[Disk, ReplicaIdentity] | None = None

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from qmq_replication.ready import Ready, Request
-from qmq_replication.replica_messages import Ack, Message
+from qmq_replication.ready import Ack, Message, Ready, Request
 
 from sim.checks import Checks
 from sim.node import Node

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from qmq.batch import Envelope, Kind, parse_envelope
 from qmq.log.actions import AnyAction, encode_actions
 from qmq.log.envelopes import wrap
+from qmq.wire.batch import Envelope, Kind, parse_envelope
 
 Entry = tuple[Envelope, bytes]
 START_MS = 1_700_000_000_000

@@ -10,22 +10,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from pyspark_qmq.files.file_address import FileAddress
-from pyspark_qmq.files.file_log import FileLog
+from pyspark_qmq.files.log import FileAddress, FileLog
 from pyspark_qmq.source_model import ALL, QueueKey, QueuePiece, ReadSelection, Topology
 from support import ManualClock
 
-from qmq.batch import BatchView, encode, sent_sizes
-from qmq.batch_columns import BatchFlag, Columns, parse_header, tag_bloom, tag_hash
 from qmq.log import commit_mark
-from qmq.log.checkpoint_writing import begin_checkpoint, end_checkpoint
+from qmq.log.checkpoint import begin_checkpoint, end_checkpoint
 from qmq.log.log_config import LogConfig
 from qmq.log.queue import Queue
 from qmq.log.recovery import open_store
 from qmq.log.retention import begin_retention, end_retention
 from qmq.log.store import Intake, Store
 from qmq.model import SubjectConfig
-from qmq.targeted import LOOK_INSIDE
+from qmq.rpc.channel import LOOK_INSIDE
+from qmq.wire.batch import BatchView, encode, sent_sizes
+from qmq.wire.batch_columns import BatchFlag, Columns, parse_header, tag_bloom, tag_hash
 
 GROUP = "g1"
 TAGS = ("red", "green", "blue")

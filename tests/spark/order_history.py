@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark_qmq.source_model import RoutePartition, Routes
 from qmq_ordering.algebra import first_route, merge, move, next_route, split
 from qmq_ordering.hashing import logical_partition
-from qmq_ordering.route import Change
+from qmq_ordering.routes import Change
 
 LPS = 64
 GROUPS = ("a", "b", "c")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pyspark_qmq.files.file_address import FileAddress
+from pyspark_qmq.files.log import FileAddress
 
 import qmq
 from qmq.errors import UnknownSubject

@@ -8,10 +8,9 @@ from typing import Any
 import pyarrow as pa
 from pyspark_qmq.source_model import ALL, QueueKey, QueuePiece, ReadSelection, SourceBatch
 
-from qmq.batch import BatchView, Envelope, Kind, encode, sent_sizes
-from qmq.batch_columns import BatchFlag, Columns
-from qmq.compression import Compression
 from qmq.model import MessageId
+from qmq.wire.batch import BatchView, Envelope, Kind, encode, sent_sizes
+from qmq.wire.batch_columns import BatchFlag, Columns, Compression
 
 QUEUE = QueueKey("orders", 3, "g1")
 NAMES = (

@@ -12,18 +12,18 @@ from pathlib import Path
 from unittest.mock import patch
 
 from faulty_store import SharedStore
-from pyspark_qmq.servers.server_log import ServerLog
+from pyspark_qmq.servers.log import ServerLog
 from pyspark_qmq.source_model import QueuePiece, ReadSelection, SourceBatch
 from qmq_coordination.view import ClusterView
 from support import eventually
 
-from qmq.batch import BatchView
 from qmq.log.log_config import LogConfig
-from qmq.meta.meta_server import MetaConfig, MetaServer
-from qmq.node.broker_node import broker_node
-from qmq.node.etcd_options import EtcdOptions
-from qmq.node.replica_config import ReplicaConfig
-from qmq.node.replica_node import ReplicaNode
+from qmq.meta.server import MetaConfig, MetaServer
+from qmq.node.broker import broker_node
+from qmq.node.process import EtcdOptions
+from qmq.node.replica.context import ReplicaConfig
+from qmq.node.replica.node import ReplicaNode
+from qmq.wire.batch import BatchView
 
 THREE = {"g1": ("g1-a",), "g2": ("g2-a",), "g3": ("g3-a",)}
 REPLICATED = {"g1": ("g1-a", "g1-b", "g1-c")}
@@ -69,7 +69,7 @@ class ServerCluster:
 
     async def stop(self, name: str) -> None:
         """Stop a replica without waiting for a hand-over."""
-        with patch("qmq.node.replica_status.TRANSFER_S", 0.1):
+        with patch("qmq.node.replica.status.TRANSFER_S", 0.1):
             await self.nodes.pop(name).stop()
 
     async def crash(self, name: str) -> None:

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from pyspark_qmq.sink.core_requests import Ask, Locate, LookedUp, SubjectCore, Where
 from pyspark_qmq.sink.packets import Load, Packet
+from pyspark_qmq.sink.requests import Ask, Locate, LookedUp, SubjectCore, Where
 from pyspark_qmq.sink.row_identity import RowTarget, RowWriter
 from pyspark_qmq.sink.row_prints import Prints
 from pyspark_qmq.source_model import RoutePartition, Routes
-from qmq_ordering.route import LpRange
+from qmq_ordering.routes import LpRange
 
 from qmq.errors import NotConnected, NumberTaken, OutOfSequence, Overloaded, QmqError, ReadOnly, RouteChanged
 

@@ -11,20 +11,20 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark_qmq.servers.server_address import ServerAddress
+from pyspark_qmq.sink.cluster import SinkCluster
+from pyspark_qmq.sink.options import SinkOptions
 from pyspark_qmq.sink.row_identity import RowWriter
-from pyspark_qmq.sink.sink_cluster import SinkCluster
-from pyspark_qmq.sink.sink_options import SinkOptions
 from pyspark_qmq.sink.write_task import Counts, WriteTask
 from pyspark_qmq.source_model import ALL, QueuePiece, SourceBatch
 from sink_schemas import fields_of
 from support import node_config, running
 
-from qmq.batch import BatchView
-from qmq.client.metadata import MetadataClient
+from qmq.client.metadata.service import MetadataClient
 from qmq.errors import Unavailable
 from qmq.model import Order, SubjectConfig
 from qmq.node.dev_node import Node
 from qmq.proto.v1 import meta_pb2 as pb
+from qmq.wire.batch import BatchView
 
 _R = TypeVar("_R")
 WRITER = RowWriter("query", 0)

@@ -16,7 +16,7 @@ from pyspark.sql.types import (
     StructType,
     TimestampType,
 )
-from pyspark_qmq.sink.sink_schema import Fields
+from pyspark_qmq.sink.options import Fields
 
 _KINDS: dict[str, DataType] = {
     "binary": BinaryType(),

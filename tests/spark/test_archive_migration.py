@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from pyiceberg.catalog import Catalog, load_catalog
-from pyspark_qmq.lake.archive_migration import migrate
-from pyspark_qmq.lake.lake_table import find_table
+from pyspark_qmq.lake.migration import migrate
+from pyspark_qmq.lake.table import find_table
 from typer.testing import CliRunner
 
 from qmq.cli.app import app

@@ -15,8 +15,7 @@ from publishing import create_ordered
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 from pyspark_qmq.jobs.job import projection
-from pyspark_qmq.jobs.order_checks import audit
-from pyspark_qmq.jobs.order_rows import COLUMNS, parse_by
+from pyspark_qmq.jobs.order_checks import COLUMNS, audit, parse_by
 from pyspark_qmq.servers.server_address import ServerAddress
 from support import NodeProcess
 from system.spark_workload import change

@@ -10,15 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from pyspark_qmq.servers import blocking_connection as channels
-from pyspark_qmq.servers.blocking_connection import BlockingConnection, ConnectionTiming, Head
+from pyspark_qmq.servers import connection
+from pyspark_qmq.servers.connection import BlockingConnection, ConnectionTiming, Head
 from support import node_config, running
 
-from qmq.batch import encode
-from qmq.batch_columns import Columns
 from qmq.errors import DeadlineExceeded, NotConnected, NotMaster, Outcome, ProtocolViolation, UnknownSubject
 from qmq.wire import frame as frames
 from qmq.wire import frame_payloads as wire
+from qmq.wire.batch import encode
+from qmq.wire.batch_columns import Columns
 from qmq.wire.frame import HEADER, HEADER_BYTES, FrameKind
 
 Script = Callable[["Peer"], None]
@@ -207,7 +207,7 @@ def test_a_server_without_a_hello_is_not_a_broker() -> None:
 
 
 def test_thousands_of_buffers_leave_whole_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channels, "_BUFFERS_MAX", 7)
+    monkeypatch.setattr(connection, "_BUFFERS_MAX", 7)
     buffers = [b"%07d" % n * 500 for n in range(2_000)]
 
     def script(it: Peer) -> None:

@@ -11,8 +11,7 @@ from pyspark_qmq.source_model import QueuePiece, ReadSelection
 from row_twin import QUEUE, rows_of, stored, whole
 
 from qmq import limits
-from qmq.batch_columns import Columns
-from qmq.compression import Compression
+from qmq.wire.batch_columns import Columns, Compression
 
 
 def test_batches_of_one_message_become_large_record_batches() -> None:

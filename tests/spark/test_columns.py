@@ -15,12 +15,11 @@ from pyspark.sql.types import StructField, StructType
 from pyspark_qmq.columns import Projector
 from pyspark_qmq.source_model import QueuePiece, ReadSelection, SourceBatch
 from pyspark_qmq.source_schema import COLUMNS, MORE_COLUMNS, default_schema
-from qmq_ordering.route import LpRange
+from qmq_ordering.routes import LpRange
 from row_twin import NAMES, QUEUE, expected, rows_of, stored, whole
 
-from qmq.batch_columns import BatchFlag, Columns, Layout, parse_header
-from qmq.compression import Compression
 from qmq.errors import CorruptBatch, InvalidArgument
+from qmq.wire.batch_columns import BatchFlag, Columns, Compression, Layout, parse_header
 
 KEYS = (b"", b"a", b"ab", b"a\xff", b"\x80", b"N14228")
 TAGS = ("UA", "AA", "é", "delayed")

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from lag_rows import at, dataset, delivery
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark_qmq.jobs import dead_letters, dead_letters_replay
-from pyspark_qmq.jobs.dead_letters_found import dead_letters as read_dead
-from pyspark_qmq.jobs.dead_letters_found import failed_ranges, letters
-from pyspark_qmq.jobs.dead_letters_replay import REPLAYED, Pace, ReplayedKey, not_replayed, outgoing
+from pyspark_qmq.jobs import dead_letters
+from pyspark_qmq.jobs import dead_letters as dead_letters_replay
+from pyspark_qmq.jobs.dead_letters import REPLAYED, Pace, ReplayedKey, failed_ranges, letters, not_replayed, outgoing
+from pyspark_qmq.jobs.dead_letters import dead_letters as read_dead
 from pyspark_qmq.jobs.job import main
 from support import NodeProcess, eventually, node_config, running
 

@@ -13,8 +13,7 @@ import pytest
 from lag_rows import START_MS, at, dataset
 from pyspark.sql import DataFrame, SparkSession
 from pyspark_qmq.jobs import delay_accuracy
-from pyspark_qmq.jobs.delay_accuracy import DelayFinding, figures, horizons, oldest_kept
-from pyspark_qmq.jobs.delay_judging import CAME, EARLY, LOST, judged
+from pyspark_qmq.jobs.delay_accuracy import CAME, EARLY, LOST, DelayFinding, figures, horizons, judged, oldest_kept
 from pyspark_qmq.jobs.job import main
 from pyspark_qmq.jobs.lag_figures import quantile
 from pyspark_qmq.source_model import QueueKey, SourceQueue

@@ -18,12 +18,11 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark_qmq import datasets
 from pyspark_qmq.committed_log import LogAddress
 from pyspark_qmq.datasets import tables
-from pyspark_qmq.datasets.deliveries import Replay, deliveries
+from pyspark_qmq.datasets.deliveries import GroupStanding, Replay, deliveries, standings
 from pyspark_qmq.datasets.delivery_fate import Delivery, DeliveryFate, ShareKey
-from pyspark_qmq.datasets.group_progress import GroupStanding, standings
-from pyspark_qmq.files.file_address import FileAddress
+from pyspark_qmq.files.log import FileAddress
 from pyspark_qmq.servers.server_address import ServerAddress
-from qmq_ordering.route import LpRange
+from qmq_ordering.routes import LpRange
 from support import NodeProcess
 
 import qmq
@@ -52,7 +51,7 @@ from qmq.log.actions import (
     Return,
     SettleAction,
 )
-from qmq.log.share import Share
+from qmq.log.group_state import Share
 from qmq.wire.frame_payloads import Verdict
 
 pytestmark = pytest.mark.rotating

@@ -9,9 +9,9 @@ from random import Random
 
 import pytest
 from file_support import GROUP, Traffic, batch, checkpoint, folder_in_memory, mark, opened, rows_of, small_log
-from pyspark_qmq.files import bounds
-from pyspark_qmq.files.folder_index import FolderIndex
-from pyspark_qmq.files.log_folders import find_folders
+from pyspark_qmq.files import folders
+from pyspark_qmq.files.folders import find_folders
+from pyspark_qmq.files.index import FolderIndex
 from pyspark_qmq.source_model import QueueKey
 from support import ManualClock, eventually, node_config, running
 
@@ -67,7 +67,7 @@ def test_torn_mark_is_read_again(traffic: Traffic, monkeypatch: pytest.MonkeyPat
     path = traffic.folder / commit_mark.FILE
     whole = path.read_bytes()
     path.write_bytes(whole[:30] + bytes(34))
-    monkeypatch.setattr(bounds.time, "sleep", lambda _: path.write_bytes(whole))
+    monkeypatch.setattr(folders.time, "sleep", lambda _: path.write_bytes(whole))
     assert end_of(traffic.folder) == 40
 
 

@@ -9,15 +9,15 @@ from random import Random
 
 import pytest
 from file_support import GROUP, Traffic, batch, checkpoint, folder_in_memory, mark, opened, rows_of
-from pyspark_qmq.files import piece_location
-from pyspark_qmq.files.log_walk import entry_at, pasts
-from pyspark_qmq.files.mapped_segments import Mapped
+from pyspark_qmq.files import reading
+from pyspark_qmq.files.index import entry_at, pasts
+from pyspark_qmq.files.segments import Mapped
 from pyspark_qmq.source_model import QueueKey, ReadSelection
 
-from qmq.batch import Kind
 from qmq.errors import LogDamaged
 from qmq.log.consume_log import ENTRY_BYTES
 from qmq.log.envelopes import wrap
+from qmq.wire.batch import Kind
 
 A = QueueKey("a", 0, GROUP)
 
@@ -54,8 +54,8 @@ def read(traffic: Traffic, subject: str = "a") -> list[tuple[int, bytes]]:
 @pytest.mark.parametrize("is_walked", [True, False])
 @pytest.mark.parametrize("is_stretch", [True, False])
 def test_every_flipped_bit_of_a_batch_is_seen(traffic: Traffic, is_walked: bool, is_stretch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(piece_location, "_POSITIONS_MAX", 0 if is_stretch else 1 << 20)
-    monkeypatch.setattr(piece_location, "_FILL_MIN", 0.0)
+    monkeypatch.setattr(reading, "_POSITIONS_MAX", 0 if is_stretch else 1 << 20)
+    monkeypatch.setattr(reading, "_FILL_MIN", 0.0)
     if not is_walked:
         checkpoint(traffic.store)
     entry = traffic.store.queues[b"a", 0].index.entry(10)

@@ -10,13 +10,13 @@ from random import Random
 import pytest
 from file_support import GROUP, Traffic, batch, checkpoint, folder_in_memory, forget_old, mark, opened, read_all, rows_of
 from pyspark.serializers import CloudPickleSerializer
-from pyspark_qmq.files import piece_location
-from pyspark_qmq.files.file_log import FileLog
+from pyspark_qmq.files import reading
+from pyspark_qmq.files.log import FileLog
 from pyspark_qmq.source_model import ALL, QueueKey, ReadSelection
-from qmq_ordering.route import LpRange
+from qmq_ordering.routes import LpRange
 
-from qmq.batch_columns import BatchFlag, check_region
 from qmq.errors import InvalidArgument, LogDamaged, MessagesExpired, NotConnected, UnknownSubject
+from qmq.wire.batch_columns import BatchFlag, check_region
 
 
 @pytest.fixture
@@ -43,8 +43,8 @@ def check_equal(traffic: Traffic, log: FileLog, random: Random) -> None:
 @pytest.mark.parametrize("seed", range(25))
 def test_the_messages_read_equal_those_sent(data: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     random = Random(seed)
-    monkeypatch.setattr(piece_location, "_POSITIONS_MAX", random.choice((0, 2, 1 << 20)))
-    monkeypatch.setattr(piece_location, "_FILL_MIN", random.choice((0.0, 0.5)))
+    monkeypatch.setattr(reading, "_POSITIONS_MAX", random.choice((0, 2, 1 << 20)))
+    monkeypatch.setattr(reading, "_FILL_MIN", random.choice((0.0, 0.5)))
     traffic = Traffic(data, random)
     mark(traffic.store)
     log = opened(traffic.folder)

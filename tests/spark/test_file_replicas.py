@@ -9,14 +9,14 @@ from pathlib import Path
 
 from file_support import opened, rows_of
 from pyspark_qmq.committed_log import CommittedLog
-from pyspark_qmq.files.file_log import FileLog
+from pyspark_qmq.files.log import FileLog
 from pyspark_qmq.servers.server_address import ServerAddress
 from pyspark_qmq.source_model import ALL, QueueKey, SourceBatch, SourceQueue, Topology
 from server_cluster import REPLICATED, THREE, cluster
 from support import eventually
 
 import qmq
-from qmq.cli.route_export import routes_of
+from qmq.cli.route import routes_of
 from qmq.errors import InvalidArgument, UnknownSubject
 from qmq.log.log_config import LogConfig
 from qmq.model import Order, SubjectConfig

@@ -7,10 +7,10 @@ import struct
 import pytest
 from pyspark_qmq.columns import Projector
 from pyspark_qmq.source_model import ALL, QueuePiece, ReadSelection, SourceBatch
-from qmq_ordering.route import LpRange
+from qmq_ordering.routes import LpRange
 from row_twin import QUEUE, expected, rows_of, stored, whole
 
-from qmq.batch_columns import BatchFlag, Columns, Layout, parse_header, tag_hash
+from qmq.wire.batch_columns import BatchFlag, Columns, Layout, parse_header, tag_hash
 
 
 def sequences(batches: list[SourceBatch], selection: ReadSelection = ALL, piece: QueuePiece | None = None) -> list[int]:

@@ -67,7 +67,7 @@ def test_an_error_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -
 def test_an_error_that_spark_wrapped_is_unwrapped() -> None:
     wrapped = AnalysisException(
         "[PYTHON_DATA_SOURCE_ERROR] Failed when using Python data source\nTraceback (most recent call last):\n"
-        '  File "source.py", line 1, in partitions\nqmq.errors.NotConnected: [E301] no server\n\nDuring handling …\n'
+        '  File "spark/pyspark_qmq/source.py", line 1, in partitions\nqmq.errors.NotConnected: [E301] no server\n\nDuring handling …\n'
         "qmq.errors.MessagesExpired: [E110] orders/0@g1 begins at 70, needed is 20\n"
     )
     assert error_line(wrapped) == "[E110] orders/0@g1 begins at 70, needed is 20"

@@ -16,13 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 from publishing import change_route, create_ordered, send, send_ordered, until_in_files
 from pyiceberg.catalog import Catalog, load_catalog
-from pyspark_qmq.lake import table_maintenance
+from pyspark_qmq.lake import maintenance
 from pyspark_qmq.lake.day_files import DayFile
-from pyspark_qmq.lake.lake_table import LakeTable, open_table
-from pyspark_qmq.lake.lake_writer import LakeOptions, LakeWriter, RoundResult
+from pyspark_qmq.lake.table import LakeTable, open_table
 from pyspark_qmq.lake.task_runner import TaskOutput, TaskSource, write_tasks
+from pyspark_qmq.lake.writer import LakeOptions, LakeWriter, RoundResult
+from pyspark_qmq.options import ReadOptions, parse
 from pyspark_qmq.planning import ReadTask
-from pyspark_qmq.read_options import ReadOptions, parse
 from support import NodeProcess
 
 from qmq.errors import InvalidArgument
@@ -207,7 +207,7 @@ def test_a_table_of_another_subject_is_refused(lake: Lake) -> None:
 
 
 def test_the_writer_needs_no_spark() -> None:
-    program = "import sys; sys.modules['pyspark'] = None; import pyspark_qmq.lake.lake_writer, pyspark_qmq.lake.table_maintenance"
+    program = "import sys; sys.modules['pyspark'] = None; import pyspark_qmq.lake.writer, pyspark_qmq.lake.maintenance"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
@@ -230,7 +230,7 @@ def tomorrow() -> date:
 def test_compaction_changes_no_row_and_sorts_by_logical_partition_and_key(lake: Lake) -> None:
     table = filled(lake)
     before = lake.rows("bank")
-    done = list(table_maintenance.compact(table, tomorrow()))
+    done = list(maintenance.compact(table, tomorrow()))
     assert [(each.files_before, each.rows) for each in done] == [(4, 200)]
     assert lake.rows("bank").equals(before)
     (file,) = [each.file for each in lake.catalog.load_table("qmq.bank").scan().plan_files()]
@@ -242,7 +242,7 @@ def test_a_writer_continues_behind_a_compaction(lake: Lake) -> None:
     table = filled(lake)
     running = lake.writer(lake.asked("bank"))
     assert list(running.round()) == []
-    list(table_maintenance.compact(table, tomorrow()))
+    list(maintenance.compact(table, tomorrow()))
     send_ordered(lake.server, "bank", [("k0", "last")])
     assert [each.is_refused for each in running.round()] == [True]
     assert [(each.rows, each.is_refused) for each in running.round()] == [(1, False)]
@@ -251,7 +251,7 @@ def test_a_writer_continues_behind_a_compaction(lake: Lake) -> None:
 
 def test_days_that_are_not_over_are_left_alone(lake: Lake) -> None:
     table = filled(lake)
-    assert list(table_maintenance.compact(table, datetime.now(UTC).date())) == []
+    assert list(maintenance.compact(table, datetime.now(UTC).date())) == []
 
 
 def test_a_clock_that_is_ahead_expires_neither_snapshots_nor_files_of_a_writer(lake: Lake, tmp_path: Path) -> None:
@@ -259,21 +259,21 @@ def test_a_clock_that_is_ahead_expires_neither_snapshots_nor_files_of_a_writer(l
     snapshots = len(table.iceberg.metadata.snapshots)
     (leftover := tmp_path / "warehouse/qmq/bank/data/day=2026-01-01").mkdir()
     (leftover / "uncommitted.parquet").write_bytes(b"a writer is about to commit it")
-    done = table_maintenance.expire(table, datetime.now(UTC) + timedelta(days=365), timedelta(days=5))
+    done = maintenance.expire(table, datetime.now(UTC) + timedelta(days=365), timedelta(days=5))
     assert (done.snapshots, done.files, len(table.iceberg.metadata.snapshots)) == (0, 0, snapshots)
     assert (leftover / "uncommitted.parquet").exists()
 
 
 def test_expiry_deletes_what_no_snapshot_names_and_nothing_else(lake: Lake, tmp_path: Path) -> None:
     table = filled(lake)
-    list(table_maintenance.compact(table, tomorrow()))
+    list(maintenance.compact(table, tomorrow()))
     before = lake.rows("bank")
     (leftover := tmp_path / "warehouse/qmq/bank/data/day=2026-01-01").mkdir()
     (leftover / "crashed.parquet").write_bytes(b"half a file")
-    assert table_maintenance.expire(table, datetime.now(UTC), timedelta()).files == 0  # all are younger than a day
+    assert maintenance.expire(table, datetime.now(UTC), timedelta()).files == 0  # all are younger than a day
     for path in tmp_path.rglob("*.parquet"):
         os.utime(path, (time.time() - 10 * 86_400,) * 2)
-    done = table_maintenance.expire(table, datetime.now(UTC), timedelta())
+    done = maintenance.expire(table, datetime.now(UTC), timedelta())
     assert done.snapshots + len(table.iceberg.metadata.snapshots) >= 1
     assert len(list(tmp_path.rglob("*.parquet"))) == 1
     assert lake.rows("bank").equals(before)

@@ -20,7 +20,7 @@ import needs
 import pytest
 import test_lake
 from publishing import send
-from pyspark_qmq.lake.catalogs import CatalogAway, answering_catalog, open_catalog
+from pyspark_qmq.lake.catalog import CatalogAway, answering_catalog, open_catalog
 from sql.database_servers import PostgresServer
 from support import NodeProcess
 from typer.testing import CliRunner

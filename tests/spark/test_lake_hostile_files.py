@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from publishing import send
-from pyspark_qmq.lake import rejected_rows, table_maintenance
-from pyspark_qmq.lake.lake_table import LakeTable, find_table, open_table
+from pyspark_qmq.lake import maintenance, typed
+from pyspark_qmq.lake.table import LakeTable, find_table, open_table
 from test_lake_source import HistoryReader, history
 
 from qmq.errors import InvalidArgument, LogDamaged
@@ -59,9 +59,9 @@ class Commands:
         now = datetime.now(UTC)
         self.run: dict[str, Callable[[], object]] = {
             "read": lambda: history.bodies("orders"),
-            "show": lambda: table_maintenance.totals(self.table),
-            "compact": lambda: list(table_maintenance.compact(self.table, now.date() + timedelta(days=9))),
-            "expire": lambda: table_maintenance.expire(self.table, now, timedelta(0)),
+            "show": lambda: maintenance.totals(self.table),
+            "compact": lambda: list(maintenance.compact(self.table, now.date() + timedelta(days=9))),
+            "expire": lambda: maintenance.expire(self.table, now, timedelta(0)),
             "follow": lambda: history.follow("orders,others"),
         }
 
@@ -129,9 +129,9 @@ def test_rejected_files_outside_of_the_tables_folders_are_not_added(history: His
     history.follow("orders")
     rejected = open_table(history.lake.catalog, "qmq", "orders", is_rejected=True)
     table = Commands(history).table
-    told = rejected_rows.told([f"file://{tmp_path}/outside.parquet"])
+    told = typed.told([f"file://{tmp_path}/outside.parquet"])
     assert table.commit([], table.positions(), told)
     with pytest.raises(LogDamaged, match=r"names file:.*outside\.parquet"):
-        rejected_rows.complete(table, rejected)
+        typed.complete(table, rejected)
     with pytest.raises(LogDamaged, match=r"names file:.*outside\.parquet"):
         history.bodies("orders")

@@ -12,8 +12,8 @@ import pytest
 import test_lake
 from publishing import change_route, create_ordered, send_ordered
 from pyiceberg.catalog import load_catalog
-from pyspark_qmq.lake import table_maintenance
-from pyspark_qmq.lake.lake_table import LakeTable, find_table
+from pyspark_qmq.lake import maintenance
+from pyspark_qmq.lake.table import LakeTable, find_table
 from support import NodeProcess
 
 from qmq.proto.v1 import meta_pb2 as pb
@@ -75,7 +75,7 @@ def test_the_query_says_the_same_of_a_compacted_table(bank: LakeTable, lake: tes
     send_ordered(lake.server, "bank", [("k0", "602")])
     lake.drain(lake.asked("bank"))
     bank.iceberg.refresh()
-    assert [each.rows for each in table_maintenance.compact(bank, test_lake.tomorrow())] == [601]
+    assert [each.rows for each in maintenance.compact(bank, test_lake.tomorrow())] == [601]
     assert len(paths(bank)) == 1
     assert in_duckdb(bank, OUT_OF_ORDER) == [(0,)]
     unsorted = "select count(*) from (select logical_partition, key, lag((logical_partition, key)) over () as before from messages)"

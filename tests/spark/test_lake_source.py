@@ -17,13 +17,13 @@ from publishing import change_route, create_ordered, send, send_ordered
 from pyspark.sql import SparkSession
 from pyspark.sql.readwriter import DataFrameReader
 from pyspark.sql.types import LongType, StructField, StructType
-from pyspark_qmq.lake import table_maintenance
-from pyspark_qmq.lake.catalogs import CatalogAway, open_catalog
-from pyspark_qmq.lake.lake_table import open_table
-from pyspark_qmq.lake.lake_writer import LakeWriter
+from pyspark_qmq.lake import maintenance
+from pyspark_qmq.lake.catalog import CatalogAway, open_catalog
+from pyspark_qmq.lake.table import open_table
+from pyspark_qmq.lake.writer import LakeWriter
 from pyspark_qmq.lake_reader import LakePartition, LakeReader
-from pyspark_qmq.log_reader import LogReader
-from pyspark_qmq.read_options import parse
+from pyspark_qmq.options import parse
+from pyspark_qmq.reader import LogReader
 from pyspark_qmq.source_schema import default_schema
 from support import NodeProcess
 
@@ -221,7 +221,7 @@ def test_rows_that_were_compacted_are_there_once_in_the_order_of_their_key(histo
         history.follow("bank")
     table = open_table(history.lake.catalog, "qmq", "bank")
     tomorrow = datetime.now(UTC).date() + timedelta(days=1)
-    assert list(table_maintenance.compact(table, tomorrow))
+    assert list(maintenance.compact(table, tomorrow))
     history.both("bank")
     reader = history.reader(history.options("bank"))
     for each in reader.partitions():
@@ -243,7 +243,7 @@ def test_rejected_messages_of_a_typed_lake_are_read_too(history: HistoryReader) 
             writer.drain(lambda _: None)
         history.both("orders")
         send(server, "orders", ["worst"])
-        with patch("pyspark_qmq.lake.rejected_rows.complete", side_effect=[None, KeyboardInterrupt]), pytest.raises(KeyboardInterrupt):
+        with patch("pyspark_qmq.lake.typed.complete", side_effect=[None, KeyboardInterrupt]), pytest.raises(KeyboardInterrupt):
             list(writer.round())
         writer.close()
     send(server, "orders", ["tail"])

@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 from publishing import send
 from pyiceberg.catalog import Catalog, load_catalog
-from pyspark_qmq.lake import rejected_rows, table_maintenance
-from pyspark_qmq.lake.conformed_columns import conformed
-from pyspark_qmq.lake.lake_table import LakeTable, find_table, open_table
-from pyspark_qmq.lake.lake_writer import LakeOptions, LakeWriter
-from pyspark_qmq.read_options import parse
+from pyspark_qmq.lake import maintenance, typed
+from pyspark_qmq.lake.rows import conformed
+from pyspark_qmq.lake.table import LakeTable, find_table, open_table
+from pyspark_qmq.lake.writer import LakeOptions, LakeWriter
+from pyspark_qmq.options import parse
 from support import NodeProcess
 
 import qmq.blocking
@@ -65,7 +65,7 @@ class TypedLake:
         """From the files: PyIceberg 0.12 shows a null list of structs as an empty one."""
         table = find_table(self.catalog, "qmq", "orders")
         files = [each.file.file_path.removeprefix("file://") for each in table.iceberg.scan().plan_files()]
-        schema = table_maintenance.file_schema(table)
+        schema = maintenance.file_schema(table)
         rows = pa.concat_tables([conformed(pq.read_table(each, partitioning=None), schema) for each in files])
         found: list[dict[str, Any]] = rows.sort_by("sequence")["value"].to_pylist()
         return found
@@ -150,7 +150,7 @@ def test_a_table_follows_a_schema_that_adds_widens_and_drops_fields(lake: TypedL
         {"id": 3, "old": None, "new": {"a": 6_000_000_000, "b": "y"}},
     ]
     table, before = find_table(lake.catalog, "qmq", "orders"), lake.rows().to_pylist()
-    assert [each.rows for each in table_maintenance.compact(table, (datetime.now(UTC) + timedelta(days=1)).date())] == [3]
+    assert [each.rows for each in maintenance.compact(table, (datetime.now(UTC) + timedelta(days=1)).date())] == [3]
     assert (lake.rows().to_pylist(), lake.values()[0]) == (before, {"id": 1, "old": "x", "new": None})
 
 
@@ -248,11 +248,11 @@ def test_a_process_that_adds_late_adds_nothing_again(lake: TypedLake, monkeypatc
 
     def overtaken(table: LakeTable, locations: Sequence[str], properties: dict[str, str]) -> None:
         monkeypatch.setattr(LakeTable, "add", add)
-        rejected_rows.complete(find_table(lake.catalog, "qmq", "orders"), find_table(lake.catalog, "qmq", "orders", is_rejected=True))
+        typed.complete(find_table(lake.catalog, "qmq", "orders"), find_table(lake.catalog, "qmq", "orders", is_rejected=True))
         add(table, locations, properties)
 
     monkeypatch.setattr(LakeTable, "add", overtaken)
-    rejected_rows.complete(find_table(lake.catalog, "qmq", "orders"), slow)
+    typed.complete(find_table(lake.catalog, "qmq", "orders"), slow)
     assert lake.rejected() == [(1, b"bad")]
 
 

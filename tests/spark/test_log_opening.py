@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pyspark_qmq.admission import admit
-from pyspark_qmq.files.file_routes import empty_queues
+from pyspark_qmq.files.routes import empty_queues
 from pyspark_qmq.log_opening import RoutedAddress, address_of
-from pyspark_qmq.read_options import StartPosition
+from pyspark_qmq.options import StartPosition
 from pyspark_qmq.servers.server_address import ServerAddress
 from pyspark_qmq.source_model import QueueKey, RoutePartition, Routes, SourceQueue, Topology
-from qmq_ordering.route import LpRange
+from qmq_ordering.routes import LpRange
 
 PARTS = {
     1: RoutePartition(1, LpRange(0, 8), "g1", 1),

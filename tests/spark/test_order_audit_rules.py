@@ -366,7 +366,7 @@ def test_missing_ends_and_wrong_hashes_are_findings_and_allowed_ones_are_not(spa
 
 @pytest.mark.parametrize("by", ["", "clock", "create_time:x", "header:", "json:", "json:a.", "json:a['b']"])
 def test_what_cannot_say_the_order_of_sending_is_refused(by: str) -> None:
-    from pyspark_qmq.jobs.order_rows import parse_by
+    from pyspark_qmq.jobs.order_checks import parse_by
 
     with pytest.raises(InvalidArgument, match="create_time, header:NAME or json:FIELD"):
         parse_by(by)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from pyspark_qmq.jobs.order_audit import HINTS, change, changes_between, describe, producer
 from pyspark_qmq.jobs.order_rules import RULES, OrderPlace, Violation
-from pyspark_qmq.jobs.order_words import HINTS, change, changes_between, describe, producer
 from pyspark_qmq.source_model import RoutePartition, Routes
-from qmq_ordering.route import LpRange
+from qmq_ordering.routes import LpRange
 
 AT = 1_795_251_600_000
 """2026-11-21 09:00 UTC."""

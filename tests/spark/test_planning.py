@@ -6,7 +6,7 @@ import pytest
 from pyspark_qmq.planning import Plan, PlannedRange, ranges, tasks
 from pyspark_qmq.source_model import QueueKey, QueuePiece, ReadSelection, RoutePartition, Routes, SourceQueue, Topology
 from qmq_ordering.hashing import logical_partition
-from qmq_ordering.route import LpRange
+from qmq_ordering.routes import LpRange
 
 from qmq.errors import MessagesExpired
 

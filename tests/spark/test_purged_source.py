@@ -8,8 +8,8 @@ import pytest
 from file_support import Traffic, checkpoint, mark
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import BinaryType, StructField, StructType
-from pyspark_qmq import read_options
-from pyspark_qmq.stream_reader import LogStreamReader
+from pyspark_qmq import options as read_options
+from pyspark_qmq.stream import LogStreamReader
 from sink_node import NodeThread, node_thread
 
 import qmq

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, GreaterThanOrEqual, InputPartition
-from pyspark_qmq import log_reader
+from pyspark_qmq import reader as log_reader
 
 SWITCH = "spark.sql.python.filterPushdown.enabled"
 MENDED = "PySpark no longer leaks filters: think again about pushFilters in pyspark_qmq.source, and about docs/SPARK.md, *Filter pushdown*"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pyspark_qmq import read_options
+from pyspark_qmq import options
 from pyspark_qmq.admission import Limit
 from pyspark_qmq.source_model import ReadSelection
 
@@ -14,12 +14,12 @@ BASE = {"qmq.servers": "localhost:20880", "subscribe": "orders"}
 
 def refused(given: dict[str, str], *, is_stream: bool = False) -> str:
     with pytest.raises((InvalidArgument, InvalidName)) as caught:
-        read_options.parse(given, is_stream=is_stream)
+        options.parse(given, is_stream=is_stream)
     return str(caught.value)
 
 
 def test_a_batch_query_reads_everything_and_a_stream_only_new_messages() -> None:
-    batch, stream = read_options.parse(BASE, is_stream=False), read_options.parse(BASE, is_stream=True)
+    batch, stream = options.parse(BASE, is_stream=False), options.parse(BASE, is_stream=True)
     assert (batch.start, batch.end, stream.start) == ("earliest", "latest", "latest")
     assert batch.choice.subjects == ("orders",)
     assert not batch.skips_lost
@@ -29,11 +29,11 @@ def test_a_batch_query_reads_everything_and_a_stream_only_new_messages() -> None
 
 
 def test_names_are_case_insensitive_as_sparks_own() -> None:
-    asked = read_options.parse({"QMQ.Servers": "a:1", "SUBSCRIBE": "x,y , x", "STARTINGoffsets": "Earliest"}, is_stream=True)
+    asked = options.parse({"QMQ.Servers": "a:1", "SUBSCRIBE": "x,y , x", "STARTINGoffsets": "Earliest"}, is_stream=True)
     assert (asked.where.servers, asked.choice.subjects, asked.start) == ("a:1", ("x", "y"), "earliest")
 
 
-@pytest.mark.parametrize("name", read_options.NAMES)
+@pytest.mark.parametrize("name", options.NAMES)
 def test_a_misspelt_option_is_refused_with_the_nearest_name(name: str) -> None:
     misspelt = name[:-1] + "q"
     assert f"did you mean {name!r}" in refused({**BASE, misspelt: "1"}) or name in ("keys", "path", "tags")
@@ -45,7 +45,7 @@ def test_an_option_that_resembles_nothing_is_refused_with_all_names() -> None:
 
 def test_the_place_of_the_log_is_required() -> None:
     assert "qmq.servers" in refused({"subscribe": "orders"})
-    assert read_options.parse({"path": "/a,/b", "subscribe": "s"}, is_stream=False).where.paths == ("/a", "/b")
+    assert options.parse({"path": "/a,/b", "subscribe": "s"}, is_stream=False).where.paths == ("/a", "/b")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_wrong_choice_of_subjects_is_an_error_with_advice(given: dict[str, str
 
 
 def test_selection_limits_and_plan_are_read() -> None:
-    asked = read_options.parse(
+    asked = options.parse(
         {
             **BASE,
             "tags": "red, green",
@@ -112,6 +112,6 @@ def test_selection_limits_and_plan_are_read() -> None:
 
 
 def test_another_log_is_asked_for_by_name() -> None:
-    assert read_options.log_of({"qmq.log": "deliveries"}) == "deliveries"
+    assert options.log_of({"qmq.log": "deliveries"}) == "deliveries"
     with pytest.raises(InvalidArgument, match="messages, deliveries, progress, schedules"):
-        read_options.log_of({"qmq.log": "message"})
+        options.log_of({"qmq.log": "message"})

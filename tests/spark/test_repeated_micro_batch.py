@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
-from pyspark_qmq import read_options
-from pyspark_qmq.log_reader import TaskPartition
+from pyspark_qmq import options as read_options
 from pyspark_qmq.planning import Plan, are_cut, per_task, stream_tasks
+from pyspark_qmq.reader import TaskPartition
 from pyspark_qmq.source_model import ALL, QueueKey, QueuePiece, ReadSelection, RoutePartition, Routes, SourceQueue, Topology
-from pyspark_qmq.stream_reader import LogStreamReader
-from qmq_ordering.route import LpRange
+from pyspark_qmq.stream import LogStreamReader
+from qmq_ordering.routes import LpRange
 from sink_node import node_thread
 
 import qmq

@@ -13,9 +13,8 @@ from xml.etree import ElementTree
 
 import pyarrow.parquet as pq
 import pytest
-from pyspark_qmq.jobs import plots
-from pyspark_qmq.jobs.plot_data import Plot
-from pyspark_qmq.jobs.report import PAGE_ROWS_MAX, TEXT_ROWS_MAX, Made, Report, ReportTable, cell, html, plain, summary, text, write
+from pyspark_qmq.jobs import report as plots
+from pyspark_qmq.jobs.report import PAGE_ROWS_MAX, TEXT_ROWS_MAX, Made, Plot, Report, ReportTable, cell, html, plain, summary, text, write
 
 EVIL = "</pre></title><script>alert(1)</script>&\"'<img src=x onerror=alert(1)>-->$\\frac{$"
 MADE = Made(datetime(2026, 11, 21, 16, 0, tzinfo=UTC), f"qmq spark audit --subject '{EVIL}'")

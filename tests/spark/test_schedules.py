@@ -13,21 +13,21 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark_qmq import datasets
-from pyspark_qmq.datasets import delay_schedule, schedule_folder
+from pyspark_qmq.datasets import schedules
+from pyspark_qmq.datasets import schedules as schedule_folder
 from pyspark_qmq.datasets.schedules import ScheduledState, states
 from pyspark_qmq.datasets.tables import SCHEDULES
 from support import eventually, node_config, running
 
 import qmq
-from qmq.batch import encode, sent_sizes
-from qmq.batch_columns import BatchFlag, Columns
-from qmq.compression import Compression
 from qmq.delay.interfaces import DueMessage, Places, SchedulePlace
 from qmq.delay.schedule import Schedule
 from qmq.errors import CorruptBatch, InvalidArgument, LogDamaged, MessagesExpired
-from qmq.log import checkpoint as checkpoints
+from qmq.log import checkpoint
 from qmq.log.actions import Cancel, PlanAction, PlanDone, Postpone, Recur
 from qmq.log.disk import Disk
+from qmq.wire.batch import encode, sent_sizes
+from qmq.wire.batch_columns import BatchFlag, Columns, Compression
 
 START = 1_700_000_000_000
 SECOND = 1_000
@@ -73,8 +73,8 @@ class Store:
         taken = self.schedule.begin_checkpoint(self.index)
         taken.run()
         self.schedule.end_checkpoint(taken)
-        found = checkpoints.Checkpoint(checkpoints.VERSION, self.index, 1, START, 0, 0, 0, 0, [], [], taken.state)
-        checkpoints.save(Disk(), self.folder / "checkpoint", self.index, checkpoints.encode(found))
+        found = checkpoint.Checkpoint(checkpoint.VERSION, self.index, 1, START, 0, 0, 0, 0, [], [], taken.state)
+        checkpoint.save(Disk(), self.folder / "checkpoint", self.index, checkpoint.encode(found))
 
     def rows(self, group: str = "d") -> list[dict[str, Any]]:
         state = schedule_folder.read_state(self.folder)
@@ -106,7 +106,7 @@ def at(time_ms: int) -> datetime:
 
 
 def address(folder: Path) -> Any:
-    from pyspark_qmq.files.file_address import FileAddress
+    from pyspark_qmq.files.log import FileAddress
 
     return FileAddress((str(folder),))
 
@@ -275,9 +275,9 @@ def test_a_record_about_no_message_is_damage() -> None:
 
 def test_a_schedule_of_another_version_is_refused() -> None:
     with pytest.raises(LogDamaged, match="version 2"):
-        delay_schedule.of_checkpoint([2, 1000, 1, 0, 1, b"\x90", b"", b""])
+        schedules.of_checkpoint([2, 1000, 1, 0, 1, b"\x90", b"", b""])
     with pytest.raises(LogDamaged, match="cannot be read"):
-        delay_schedule.of_checkpoint([1, 1000])
+        schedules.of_checkpoint([1, 1000])
 
 
 # --- folders -----------------------------------------------------------------------------------------------------------

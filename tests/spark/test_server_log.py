@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 from pyspark.serializers import CPickleSerializer
-from pyspark_qmq.servers import server_reader
+from pyspark_qmq.servers import reading
+from pyspark_qmq.servers.log import ServerLog
 from pyspark_qmq.servers.server_address import ServerAddress
-from pyspark_qmq.servers.server_log import ServerLog
 from pyspark_qmq.source_model import QueueKey, QueuePiece, ReadSelection, Routes, SourceBatch, SourceQueue
-from qmq_ordering.route import LpRange
+from qmq_ordering.routes import LpRange
 from server_cluster import REPLICATED, ServerCluster, bodies, cluster, read_all
 
 import qmq
 from qmq import limits
-from qmq.batch import encode, parse_envelope, place
-from qmq.batch_columns import Columns
 from qmq.errors import InvalidArgument, LogDamaged, MessagesExpired, NotConnected, UnknownSubject
 from qmq.model import Order, SubjectConfig
 from qmq.proto.v1 import meta_pb2 as pb
+from qmq.wire.batch import encode, parse_envelope, place
+from qmq.wire.batch_columns import Columns
 
 LPS = 16
 
@@ -47,7 +47,7 @@ def everything(log: ServerLog, selection: ReadSelection | None = None) -> dict[Q
 @pytest.fixture(autouse=True)
 def small_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a piece need many requests."""
-    monkeypatch.setattr(server_reader, "FETCH_BYTES", 2048)
+    monkeypatch.setattr(reading, "FETCH_BYTES", 2048)
 
 
 # --- topology --------------------------------------------------------------------------------------------------------------
@@ -401,15 +401,15 @@ def test_a_batch_that_came_damaged_is_named() -> None:
     crc = int.from_bytes(sent[12:16], "little")
     envelope = place(0, 64 + len(region), crc, 40, 1, 1, 1, 0)
     whole = bytearray(envelope + region)
-    (batch,) = server_reader.batches_in(memoryview(whole), 1, key(0, "g1"))
+    (batch,) = reading.batches_in(memoryview(whole), 1, key(0, "g1"))
     assert batch == (parse_envelope(envelope), region)
     for at in (20, 70, len(whole) - 1):
         hurt = bytearray(whole)
         hurt[at] ^= 1
         with pytest.raises(LogDamaged, match="s/0@g1"):
-            list(server_reader.batches_in(memoryview(hurt), 1, key(0, "g1")))
+            list(reading.batches_in(memoryview(hurt), 1, key(0, "g1")))
     with pytest.raises(LogDamaged):
-        list(server_reader.batches_in(memoryview(whole)[:-8], 1, key(0, "g1")))
+        list(reading.batches_in(memoryview(whole)[:-8], 1, key(0, "g1")))
 
 
 def test_an_address_travels() -> None:
@@ -423,7 +423,7 @@ def test_what_a_broker_has_no_room_for_in_a_selection_is_left_to_the_reader() ->
     few = ReadSelection(tags_any=("a",), tags_all=("b",))
     many = ReadSelection(tags_any=tuple(map(str, range(limits.FETCH_TAGS_MAX))), tags_all=("b",))
     lps = tuple(LpRange(each, each + 1) for each in range(limits.FETCH_RANGES_MAX + 1))
-    told = server_reader.fetch_of(QueuePiece(key(1, "g"), 0, 10, None, lps[1:]), few, 0)
+    told = reading.fetch_of(QueuePiece(key(1, "g"), 0, 10, None, lps[1:]), few, 0)
     assert (told.tags_any, told.tags_all, len(told.lps)) == (["a"], ["b"], limits.FETCH_RANGES_MAX)
-    told = server_reader.fetch_of(QueuePiece(key(1, "g"), 0, 10, None, lps), many, 0)
+    told = reading.fetch_of(QueuePiece(key(1, "g"), 0, 10, None, lps), many, 0)
     assert (told.tags_any, told.tags_all, told.lps) == ([], [], [])

@@ -10,23 +10,21 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from pyspark_qmq.servers.blocking_connection import BlockingConnection
-from pyspark_qmq.servers.masters import MasterConnections
-from pyspark_qmq.servers.metaservers import Metadata
-from pyspark_qmq.servers.retry_deadline import RetryDeadline
-from pyspark_qmq.servers.server_actions import action_groups, committed_actions
+from pyspark_qmq.servers.connection import BlockingConnection
+from pyspark_qmq.servers.metaservers import Metadata, RetryDeadline
+from pyspark_qmq.servers.reading import MasterConnections, action_groups, committed_actions
 from pyspark_qmq.servers.server_address import ServerAddress
 from server_cluster import REPLICATED, cluster
 from support import eventually, node_config, running
 
 import qmq
-from qmq.batch import Kind, encode
-from qmq.batch_columns import Columns
 from qmq.errors import InvalidArgument, NotConnected, Outcome, QmqError, UnknownSubject
 from qmq.log.actions import decode_actions
 from qmq.log.envelopes import unwrap
 from qmq.model import SubjectConfig
 from qmq.wire import frame_payloads as wire
+from qmq.wire.batch import Kind, encode
+from qmq.wire.batch_columns import Columns
 from qmq.wire.frame import FrameKind
 
 PRODUCER = 77

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pyspark_qmq.servers.server_routes import routes_of
-from qmq_ordering.route import LpRange
+from qmq_ordering.routes import LpRange
 
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb

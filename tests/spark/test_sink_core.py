@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pyspark_qmq.sink.balanced_rows import BalancedRows
-from pyspark_qmq.sink.core_requests import Ask, Look, LookedUp, SubjectCore, Where
 from pyspark_qmq.sink.left_over import WrittenRows, refuse_left_over
 from pyspark_qmq.sink.packets import Load
-from pyspark_qmq.sink.partitioned_rows import PartitionedRows
+from pyspark_qmq.sink.requests import Ask, Look, LookedUp, SubjectCore, Where
+from pyspark_qmq.sink.row_distribution import BalancedRows, PartitionedRows
 from pyspark_qmq.sink.row_identity import RowTarget, RowWriter
 from pyspark_qmq.sink.row_prints import Prints
 from sink_cluster import KEYS, LPS, Attempt, Cluster, contents_of

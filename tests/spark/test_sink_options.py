@@ -7,16 +7,15 @@ import copy
 import numpy as np
 import pytest
 from pyspark_qmq.sink import row_identity
+from pyspark_qmq.sink.options import Fields, SinkOptions
 from pyspark_qmq.sink.row_identity import RowTarget, RowWriter
-from pyspark_qmq.sink.sink_options import SinkOptions
-from pyspark_qmq.sink.sink_schema import Fields
 from pyspark_qmq.sink.writer import arrow_stream_writer, arrow_writer
 from sink_schemas import fields_of, schema_of
 
-from qmq.compression import Compression
 from qmq.errors import InvalidArgument, InvalidName
 from qmq.log.producers import birth_ms
 from qmq.model import MessageId
+from qmq.wire.batch_columns import Compression
 
 SERVERS = {"qmq.servers": "a:1"}
 
@@ -27,7 +26,7 @@ def test_options_are_read_whatever_their_case_and_spark_may_add_its_own() -> Non
             "QMQ.SERVERS": "a:1,b:2",
             "Topic": "orders",
             "createsubject": "TRUE",
-            "qmq.compression": "zstd",
+            "qmq.wire.batch_columns": "zstd",
             "qmq.batchmessages": "5",
             "qmq.retryms": "7",
             "qmq.txnid": "x",
@@ -43,7 +42,7 @@ def test_options_are_read_whatever_their_case_and_spark_may_add_its_own() -> Non
         ({"subjet": "orders"}, "did you mean 'subject'"),
         ({"qmq.server": "a:1"}, r"did you mean 'qmq\.servers'"),
         ({"qmq.txn": "a"}, r"did you mean 'qmq\.txnId'"),
-        ({"qmq.compression": "gzip"}, "none, zstd, lz4"),
+        ({"qmq.wire.batch_columns": "gzip"}, "none, zstd, lz4"),
         ({"qmq.batchMessages": "0"}, "from 1 to 65535"),
         ({"qmq.retryMs": "soon"}, "integer"),
         ({"qmq.txnId": ""}, "1 to 200 printable"),

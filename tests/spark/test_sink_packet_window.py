@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from pyspark_qmq.sink.packet_window import PacketWindow
-from pyspark_qmq.sink.packets import Done, Load, Packet
+from pyspark_qmq.sink.packets import Done, Load, Packet, PacketWindow
 from pyspark_qmq.sink.row_identity import RowTarget
 
 from qmq.delivery.retries import ORDERED_SINK, SINK

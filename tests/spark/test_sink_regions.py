@@ -10,18 +10,16 @@ import pytest
 from forms import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark_qmq.sink import arrow_vectors, batch_encoding, packets
-from pyspark_qmq.sink.chunks import Cutter
-from pyspark_qmq.sink.packets import Load, Packet
+from pyspark_qmq.sink import arrow_vectors, encoding, packets
+from pyspark_qmq.sink.options import Fields
+from pyspark_qmq.sink.packets import Cutter, Load, Packet
 from pyspark_qmq.sink.row_identity import RowTarget, RowWriter
-from pyspark_qmq.sink.sink_schema import Fields
 from sink_schemas import fields_of
 
 from qmq import limits
-from qmq.batch import BatchView, Envelope, sent_sizes
-from qmq.batch_columns import BatchFlag, check_region, tag_hash
-from qmq.compression import Compression
 from qmq.errors import DelayTooLong, InvalidArgument, InvalidName, MessageTooLarge, OrderMismatch, QmqError
+from qmq.wire.batch import BatchView, Envelope, sent_sizes
+from qmq.wire.batch_columns import BatchFlag, Compression, check_region, tag_hash
 
 NOW_MS = 1_790_000_000_000
 WRITER = RowWriter("query", 3, 5)
@@ -83,7 +81,7 @@ def view_of(
     load: Load, to: RowTarget, fields: Fields, *, is_ordered: bool = False, compression: Compression = Compression.NONE
 ) -> BatchView:
     """The batch, read back with all its checks."""
-    envelope, region = batch_encoding.encode(
+    envelope, region = encoding.encode(
         Packet(load, to, 9, size=1), WRITER, fields, now_ms=NOW_MS, is_ordered=is_ordered, compression=compression
     )
     total, crc = sent_sizes(envelope)

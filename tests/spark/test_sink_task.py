@@ -10,12 +10,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark_qmq.servers.blocking_connection import BlockingConnection
+from pyspark_qmq.servers.connection import BlockingConnection
 from pyspark_qmq.servers.server_address import ServerAddress
-from pyspark_qmq.sink.core_requests import Ask, Look, LookedUp, Where
-from pyspark_qmq.sink.dedup_lookup import look
+from pyspark_qmq.sink.cluster import SinkCluster, look
+from pyspark_qmq.sink.requests import Ask, Look, LookedUp, Where
 from pyspark_qmq.sink.row_identity import RowTarget, RowWriter
-from pyspark_qmq.sink.sink_cluster import SinkCluster
 from pyspark_qmq.sink.write_task import Counts
 from sink_node import NodeThread, node_thread, record_batches, write
 from support import NodeProcess
@@ -240,7 +239,7 @@ def pending(node: NodeThread, subject: str) -> list[bytes]:
     assert queue is not None
 
     async def read() -> list[bytes]:
-        from qmq.batch import BatchView
+        from qmq.wire.batch import BatchView
 
         found = []
         for _, entry in queue.index.scan(queue.index.first):

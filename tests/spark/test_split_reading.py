@@ -5,10 +5,10 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from pyspark_qmq.lake import positions
-from pyspark_qmq.lake.split_reading import LakeExtent, edges, extents, joined, split
+from pyspark_qmq.lake import table
+from pyspark_qmq.lake.snapshot import LakeExtent, edges, extents, joined, split
+from pyspark_qmq.options import parse
 from pyspark_qmq.planning import PlannedRange
-from pyspark_qmq.read_options import parse
 from pyspark_qmq.source_model import QueueKey, SourceQueue, Topology
 
 from qmq.errors import InvalidArgument, MessagesExpired
@@ -89,8 +89,8 @@ def test_a_read_starts_and_ends_where_lake_and_log_together_do(options: dict[str
 
 
 def test_a_table_is_complete_from_behind_the_last_messages_that_were_skipped() -> None:
-    assert positions.complete_from({}, {}, {ONE: 9}, {ONE: 0}) == {}
-    assert positions.complete_from({}, {ONE: 9}, {ONE: 30}, {ONE: 20}) == {ONE: 20}
-    assert positions.complete_from({ONE: 20}, {ONE: 30}, {ONE: 40}, {ONE: 30}) == {ONE: 20}
-    assert positions.complete_from({ONE: 20}, {ONE: 40}, {ONE: 60}, {}) == {ONE: 60}, "nothing was left"
-    assert positions.complete_from({ONE: 20}, {ONE: 40}, {ONE: 40}, {}) == {ONE: 20}
+    assert table.complete_from({}, {}, {ONE: 9}, {ONE: 0}) == {}
+    assert table.complete_from({}, {ONE: 9}, {ONE: 30}, {ONE: 20}) == {ONE: 20}
+    assert table.complete_from({ONE: 20}, {ONE: 30}, {ONE: 40}, {ONE: 30}) == {ONE: 20}
+    assert table.complete_from({ONE: 20}, {ONE: 40}, {ONE: 60}, {}) == {ONE: 60}, "nothing was left"
+    assert table.complete_from({ONE: 20}, {ONE: 40}, {ONE: 40}, {}) == {ONE: 20}

@@ -10,7 +10,7 @@ import pytest
 from pyspark_qmq import admission, offsets
 from pyspark_qmq.admission import Limit, admit, share_out
 from pyspark_qmq.source_model import QueueKey, RoutePartition, Routes, SourceQueue, Topology
-from qmq_ordering.route import LpRange
+from qmq_ordering.routes import LpRange
 
 SUBJECT, LPS = "bank", 16
 GROUPS = ("g1", "g2", "g3")

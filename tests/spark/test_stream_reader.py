@@ -11,7 +11,7 @@ import pytest
 from publishing import change_route, create_ordered, send, send_ordered, until_in_files
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark_qmq.stream_progress import lag
+from pyspark_qmq.stream import lag
 from support import NodeProcess
 
 from qmq.proto.v1 import meta_pb2 as pb

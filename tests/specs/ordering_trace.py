@@ -33,7 +33,7 @@ from ordersim.tracer import (
     Settled,
     Stored,
 )
-from qmq_ordering.route import Change, LpRange, Phase
+from qmq_ordering.routes import Change, LpRange, Phase
 
 Line = dict[str, Any]
 UNLIMITED: Final = 1_000_000

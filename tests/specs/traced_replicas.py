@@ -12,8 +12,7 @@ from typing import Any
 
 from qmq_replication import wire
 from qmq_replication.driver import Driver
-from qmq_replication.ready import Ready
-from qmq_replication.replica_messages import Message
+from qmq_replication.ready import Message, Ready
 from sim.replica_tracer import ReplicaTracer, Trace
 
 from qmq.errors import QmqError

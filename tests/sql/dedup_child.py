@@ -4,8 +4,8 @@ It reads one JSON object a line from its standard input (see `Life`), and prints
 lines that it ran if it did not die. All modules are imported once; each life is a fork.
 
 The lines are those that run for a message from the listener's `MessageHandling.handle` to the verdict, in their order: lines of the
-listener, of the test's handlers, and of the database modules. (Not those of `dedup_statements.py` and `expressions.py`, which only make
-text.) One more place to die comes after them, before the acknowledgement has left.
+listener, of the test's handlers, and of the database modules. (Not those of `qmq/sql/dedup_tables.py` and `qmq/sql/connection.py`, which
+only make text.) One more place to die comes after them, before the acknowledgement has left.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
 import qmq
-from qmq.client.listening import message_handling as handling_module
+from qmq.client.consuming.message import Message
+from qmq.client.listening import message_handling
 from qmq.client.listening.message_handling import MessageHandling
-from qmq.client.message import Message
-from qmq.sql import SqlDedup, database_connection, dedup, dedup_alchemy, dedup_driver, dedup_records
+from qmq.sql import SqlDedup, connection, dedup, dedup_tables, dedup_transactions
+from qmq.sql import dedup_transactions as dedup_driver
 
 SUBJECT = "orders"
 LEASE = timedelta(seconds=1)
 DIED = 99
 BEHIND = "behind the way"
-_DATABASE = (dedup, dedup_alchemy, dedup_driver, dedup_records, database_connection)
-_FILES = {str(Path(each.__file__ or "")) for each in (handling_module, *_DATABASE, dedup_handlers)}
+_DATABASE = (dedup, dedup_transactions, dedup_driver, dedup_tables, connection)
+_FILES = {str(Path(each.__file__ or "")) for each in (message_handling, *_DATABASE, dedup_handlers)}
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ def _fork(life: Life) -> dict[str, Any]:
 def main() -> None:
     """Run until there is nothing more to read."""
     warnings.simplefilter("ignore")
-    import_module("qmq.client.metadata")
+    import_module("qmq.client.metadata.service")
     for driver in ("sqlite", "sqlite+aiosqlite", "postgresql+psycopg", "mysql+pymysql", "mysql+aiomysql"):
         create_engine(f"{driver}://")  # imports it
     gc.freeze()  # or a fork's first collection copies all of it

@@ -14,8 +14,8 @@ from sqlalchemy import Engine, create_engine, text, update
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 import qmq
-from qmq.client.connection import TIMING, ClientTiming
-from qmq.client.producer import new_producer_id
+from qmq.client.connection.connection import TIMING, ClientTiming
+from qmq.client.producing.producer import new_producer_id
 from qmq.model import MessageId
 from qmq.sql.outbox import create_tables
 from qmq.sql.outbox_message import MessageIds, new_message

@@ -26,7 +26,7 @@ import qmq.blocking
 from qmq.client.interceptors import BaseInterceptor, Outgoing
 from qmq.errors import InvalidArgument
 from qmq.node.dev_node import Node
-from qmq.sql.dedup_driver import HandedConnection
+from qmq.sql.dedup_transactions import HandedConnection
 
 BUSINESS = text("INSERT INTO business VALUES (:name)")
 

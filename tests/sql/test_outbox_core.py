@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from qmq import limits
 from qmq.errors import ClientClosed, DeadlineExceeded, InvalidArgument, InvalidName, MessageTooLarge, UnknownSubject
 from qmq.model import MessageId
-from qmq.sql.database_connection import DriverConnection, finish
+from qmq.sql.connection import DriverConnection, finish, prepared
 from qmq.sql.dialects import DIALECTS
-from qmq.sql.expressions import prepared
 from qmq.sql.outbox_choice import PAUSE_S_MAX, Patience, WaitingRow, choose
 from qmq.sql.outbox_lease import Held, LeaseRow, Step, after_asking, next_step, wait_s
 from qmq.sql.outbox_message import error_text, from_row, new_message

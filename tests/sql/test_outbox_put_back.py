@@ -13,10 +13,10 @@ from sqlalchemy import text
 from qmq.errors import InvalidArgument, QmqError
 from qmq.node.dev_node import Node
 from qmq.sql.outbox_message import OutboxMessage
-from qmq.sql.outbox_operations import Operations
 from qmq.sql.outbox_row_sender import OutboxSender
 from qmq.sql.outbox_runner import EngineRunner
 from qmq.sql.outbox_sender import Fates
+from qmq.sql.outbox_statements import Operations
 from qmq.sql.outbox_tables import TABLE
 
 pytestmark = pytest.mark.rotating

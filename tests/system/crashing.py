@@ -22,7 +22,7 @@ import qmq.delay.loader as loaders
 import qmq.delay.plan_log as ledgers
 from qmq.cli.main import main
 from qmq.delay.schedule import Schedule
-from qmq.log import checkpoint as checkpoints
+from qmq.log import checkpoint
 
 
 def die() -> None:
@@ -91,7 +91,7 @@ POINTS: dict[str, Callable[[Callable[[], None]], None]] = {
     "done-written": lambda reached: _on_act(ledgers.PlanDone, reached),
     "slice": lambda reached: _before(loaders.Loader, "ahead", reached),
     "intake": lambda reached: _after(Schedule, "take", reached),
-    "checkpoint": lambda reached: _before(checkpoints, "save", reached),
+    "checkpoint": lambda reached: _before(checkpoint, "save", reached),
 }
 
 

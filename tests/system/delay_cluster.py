@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from qmq_coordination.etcd.etcd_process import EtcdProcess, ServerTls, free_ports
+from qmq_coordination.etcd.process import EtcdProcess, ServerTls, free_ports
 
-from qmq.network import NETWORK
 from qmq.proto.v1 import control_pb2 as pb
-from qmq.security.authority import create_authority, issue
+from qmq.rpc.network import NETWORK
+from qmq.rpc.tls_network import TlsNetwork
+from qmq.security.certificates import create_authority, issue
 from qmq.security.tls import Credentials, Tls
-from qmq.security.tls_network import TlsNetwork
 from system.group import describe
 
 ROOT: Final = Path(__file__).resolve().parents[2]

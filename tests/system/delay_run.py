@@ -24,7 +24,7 @@ import grpc
 
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
-from qmq.server_name import any_server
+from qmq.rpc.server_name import any_server
 from system import faketime
 from system.crashing import POINTS
 from system.delay_cluster import DelayCluster

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import needs
-from qmq_coordination.etcd.etcd_process import free_ports
+from qmq_coordination.etcd.process import free_ports
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PROGRAMS: Final = ROOT / "tests" / "qmq" / "gateway" / "programs"

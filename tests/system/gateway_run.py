@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any, Final
 
-from qmq_coordination.etcd.etcd_process import free_ports
+from qmq_coordination.etcd.process import free_ports
 
 import qmq
 from qmq.errors import QmqError

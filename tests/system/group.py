@@ -16,12 +16,12 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from cluster_runner import Cluster
 
-from qmq.network import NETWORK, Network
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
+from qmq.rpc.network import NETWORK, Network
+from qmq.rpc.server_name import any_server
+from qmq.rpc.tls_network import network_of
 from qmq.security.tls import Tls
-from qmq.security.tls_network import network_of
-from qmq.server_name import any_server
 
 ETCD = ("etcd0", "etcd1", "etcd2")
 ETCD_USERS = ("etcd-users",)

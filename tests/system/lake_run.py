@@ -114,7 +114,7 @@ def _started(words: list[str]) -> tuple[Any, Any]:
     start time.
     """
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["qmq.cli.app", "pyspark_qmq.lake.lake_writer", "pyiceberg.catalog.sql", "pyiceberg.io.pyarrow"])
+    context.set_forkserver_preload(["qmq.cli.app", "pyspark_qmq.lake.writer", "pyiceberg.catalog.sql", "pyiceberg.io.pyarrow"])
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_qmq, args=(words, theirs))
     process.start()

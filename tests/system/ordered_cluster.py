@@ -25,12 +25,12 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 from cluster_runner import Cluster
 from cluster_runner.compose import COMPOSE_FILE, resolve
 
-from qmq.client.metadata import MetadataClient
+from qmq.client.metadata.service import MetadataClient
 from qmq.errors import QmqError
-from qmq.network import NETWORK, Network
 from qmq.proto.v1 import control_pb2 as pb
+from qmq.rpc.network import NETWORK, Network
+from qmq.rpc.tls_network import network_of
 from qmq.security.tls import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE
-from qmq.security.tls_network import network_of
 from system.group import CONTROL_PORT, ETCD, ETCD_USERS, describe, enforce_rules, papers_of
 
 META_PORT = 20880

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from history import Recorder
 from history.ordered import Outage
 
-from qmq.client.metadata import MetadataClient
+from qmq.client.metadata.service import MetadataClient
 from qmq.errors import QmqError
 from qmq.proto.v1 import meta_pb2 as pb
 from system.ordered_consumer import ConsumerProcess

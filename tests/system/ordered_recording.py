@@ -18,11 +18,10 @@ from history.events import Type
 from history.ordered import Deliver, Handed, Keyed, Part, Put, Rerouted, Sealed, Settle, Stored
 
 from qmq import OrderedMessage, OrderedProducer
-from qmq.client.metadata import MetadataClient
-from qmq.client.ordered.lane_core import Cell, LaneState
-from qmq.client.ordered.ordered_message import LaneMessage
-from qmq.client.ordered.ordered_messages import OrderedMessages
-from qmq.client.receipts import BatchReceipt, CutReceipt, Ticket
+from qmq.client.consuming.ordered.lane import Cell, LaneState
+from qmq.client.consuming.ordered.message import LaneMessage, OrderedMessages
+from qmq.client.metadata.service import MetadataClient
+from qmq.client.producing.receipts import BatchReceipt, CutReceipt, Ticket
 from qmq.errors import LaneLost, Outcome, QmqError
 
 

@@ -18,7 +18,7 @@ from unittest.mock import patch
 from support import NodeProcess
 
 import qmq
-from qmq.security.authority import create_authority, issue
+from qmq.security.certificates import create_authority, issue
 from qmq.security.tls import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE, Tls
 
 LOAD: Final = "load"

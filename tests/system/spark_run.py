@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.catalog import Catalog, load_catalog
-from pyspark_qmq.lake.lake_schema import table_name
+from pyspark_qmq.lake.catalog import table_name
 
 from system.ordered_cluster import OrderedCluster, Shape, running_cluster
 from system.spark_driver import DriverProcess, kill_at_random

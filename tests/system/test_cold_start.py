@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from qmq_coordination.etcd.etcd_store import EtcdStore
+from qmq_coordination.etcd.store import EtcdStore
 from qmq_coordination.ordered_records import FENCES
 
-from qmq.client.metadata import MetadataClient
+from qmq.client.metadata.service import MetadataClient
 from qmq.model import Order, SubjectConfig
 from qmq.proto.v1 import meta_pb2 as pb
 from system.ordered_cluster import OrderedCluster, Shape, running_cluster

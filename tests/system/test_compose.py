@@ -15,7 +15,7 @@ import pytest
 
 from qmq.metrics.endpoint import MetricsServer
 from qmq.metrics.readiness import Readiness
-from qmq.network import NETWORK
+from qmq.rpc.network import NETWORK
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "scripts"))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from qmq.network import NETWORK, Network
-from qmq.security.tls_network import network_of
+from qmq.rpc.network import NETWORK, Network
+from qmq.rpc.tls_network import network_of
 from system.group import CONTROL_PORT, ETCD, ETCD_USERS, SECURE, Cluster, describe, papers_of
 
 pytestmark = pytest.mark.xdist_group("faults")

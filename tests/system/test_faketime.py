@@ -19,7 +19,7 @@ SLACK = 60_000
 
 PROGRAM = """
 import sys, time
-from qmq.timekeeper import SteadyClock, boot_ms, wall_ms
+from qmq.broker.timekeeper import SteadyClock, boot_ms, wall_ms
 clock = SteadyClock()
 for line in sys.stdin:
     command = line.split()

@@ -12,11 +12,11 @@ import pytest
 from support import eventually
 
 import qmq
-from qmq.batch import encode
-from qmq.batch_columns import Columns
-from qmq.broker.broker_config import BrokerConfig
+from qmq.broker.config import BrokerConfig
 from qmq.node.dev_node import Node
 from qmq.wire import frame_payloads as wire
+from qmq.wire.batch import encode
+from qmq.wire.batch_columns import Columns
 from qmq.wire.frame import FrameKind, FrameReader, frame
 
 HELLO = frame(FrameKind.HELLO, 1, wire.Hello(1, "test").pack())

@@ -17,7 +17,7 @@ from kubelet.chart import rendered
 from kubelet.control_plane import MERGE, ApiRefused, ControlPlane, KubernetesApi, apply_all
 from kubelet.manifests import pod_sets
 from kubelet.process_kubelet import ProcessKubelet
-from qmq_coordination.etcd.etcd_process import EtcdProcess
+from qmq_coordination.etcd.process import EtcdProcess
 
 from system.test_kubernetes_roll_out import BATCH, NODES, OPTIONS, PRODUCERS
 from system.workload import Workload

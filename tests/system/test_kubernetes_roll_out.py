@@ -13,10 +13,10 @@ import needs
 import pytest
 from kubelet.chart import rendered
 from kubelet.process_kubernetes import ProcessKubernetes
-from qmq_coordination.etcd.etcd_process import EtcdProcess
+from qmq_coordination.etcd.process import EtcdProcess
 
 import qmq
-from qmq.security.authority import issue
+from qmq.security.certificates import issue
 from system.workload import Workload
 
 pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.long, needs.helm, needs.etcd]

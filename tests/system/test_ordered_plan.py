@@ -12,7 +12,7 @@ from cluster_runner.compose import COMPOSE_FILE, resolve, services, waves
 from hypothesis import given
 from hypothesis import strategies as st
 from qmq_ordering.algebra import merge, move, next_route, split
-from qmq_ordering.route import LpRange, PhysicalPartition, Route
+from qmq_ordering.routes import LpRange, PhysicalPartition, Route
 
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb

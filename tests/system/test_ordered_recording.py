@@ -12,8 +12,8 @@ import pytest
 from history import Recorder, load
 from history.ordered import Deliver, Keyed, Part, Put, Rerouted, Sealed, Settle, Stored
 
-from qmq.client.ordered.lane_core import LaneState
-from qmq.client.receipts import BatchReceipt, CutReceipt, Ticket
+from qmq.client.consuming.ordered.lane import LaneState
+from qmq.client.producing.receipts import BatchReceipt, CutReceipt, Ticket
 from qmq.errors import DeadlineExceeded, LaneLost, NotConnected, Outcome, QmqError
 from qmq.model import MessageId
 from qmq.proto.v1 import control_pb2 as control

@@ -24,14 +24,14 @@ from typing import IO
 
 import needs
 import pytest
-from qmq_coordination.etcd.etcd_process import EtcdProcess
+from qmq_coordination.etcd.process import EtcdProcess
 
-from qmq.client.metadata import MetadataClient
+from qmq.client.metadata.service import MetadataClient
 from qmq.errors import QmqError
 from qmq.proto.v1 import meta_pb2
-from qmq.security.authority import create_authority, issue
+from qmq.rpc.tls_network import network_of
+from qmq.security.certificates import create_authority, issue
 from qmq.security.tls import Tls
-from qmq.security.tls_network import network_of
 
 pytestmark = [
     pytest.mark.xdist_group("faults"),

@@ -14,7 +14,7 @@ import cli_process
 from support import NodeProcess, eventually
 
 from qmq import connect
-from qmq.client.ordered.ordered_message import OrderedMessage
+from qmq.client.consuming.ordered.message import OrderedMessage
 
 
 def qmq(node: NodeProcess, *words: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:

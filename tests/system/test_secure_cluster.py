@@ -9,7 +9,7 @@ from pathlib import Path
 
 import needs
 import pytest
-from qmq_coordination.etcd.etcd_store import EtcdStore
+from qmq_coordination.etcd.store import EtcdStore
 
 import qmq
 from qmq.errors import AccessDenied, CoordinationError, CoordinationUnavailable, NotConnected

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import needs
-from qmq_coordination.etcd.etcd_process import EtcdProcess
+from qmq_coordination.etcd.process import EtcdProcess
 from support import eventually
 
 import qmq

@@ -6,18 +6,18 @@ import asyncio
 from contextlib import closing
 
 import pytest
-from pyspark_qmq.servers import server_reader
-from pyspark_qmq.servers.blocking_connection import ConnectionTiming
-from pyspark_qmq.servers.masters import MasterConnections
+from pyspark_qmq.servers import reading
+from pyspark_qmq.servers.connection import ConnectionTiming
 from pyspark_qmq.servers.metaservers import Metadata
+from pyspark_qmq.servers.reading import MasterConnections
 from pyspark_qmq.servers.server_address import ServerAddress
 from pyspark_qmq.source_model import QueueKey, QueuePiece, ReadSelection
 
 import qmq
-from qmq.batch import BatchView, encode
-from qmq.batch_columns import Columns
 from qmq.model import SubjectConfig
 from qmq.wire import frame_payloads as wire
+from qmq.wire.batch import BatchView, encode
+from qmq.wire.batch_columns import Columns
 from qmq.wire.frame import FrameKind
 from system.group import Group
 
@@ -39,7 +39,7 @@ async def filled(group: Group, subject: str) -> QueuePiece:
 
 @pytest.mark.parametrize("fault", ["kill", "stop"])
 async def test_a_read_continues_batch_for_batch_when_the_master_is_lost(group: Group, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    monkeypatch.setattr(server_reader, "FETCH_BYTES", 4096)
+    monkeypatch.setattr(reading, "FETCH_BYTES", 4096)
     piece = await filled(group, f"spark.{fault}")
     with closing(ServerAddress(group.server, timing=ConnectionTiming(answer_s=2.0)).open()) as log:
         reader = log.read(piece, ReadSelection(), skips_lost=False)

@@ -19,9 +19,9 @@ from support import NodeProcess
 
 import qmq.blocking
 from qmq.model import Order, SubjectConfig
-from qmq.network import NETWORK
+from qmq.rpc.network import NETWORK
+from qmq.rpc.tls_network import network_of
 from qmq.security.contexts import ClusterContext
-from qmq.security.tls_network import network_of
 
 
 def run(node: NodeProcess, *words: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:

@@ -19,8 +19,8 @@ from support import eventually, node_config, running
 
 import qmq
 from qmq.errors import InvalidArgument, NotConnected, StorageError
-from qmq.network import NETWORK, Address, choose_port, parse
-from qmq.node.replica_node import ReplicaNode
+from qmq.node.replica.node import ReplicaNode
+from qmq.rpc.network import NETWORK, Address, choose_port, parse
 from qmq.testing import TestCluster, virtual
 
 pytest_plugins = ["pytester"]

@@ -10,7 +10,7 @@ import pytest
 
 import qmq
 from qmq.errors import InvalidArgument, NotConnected, QmqError
-from qmq.log.checkpoint_writing import begin_checkpoint
+from qmq.log.checkpoint import begin_checkpoint
 from qmq.testing import TestCluster
 from qmq.testing.machine import ReplicaMachine
 from qmq.testing.parties import Parties

@@ -16,9 +16,9 @@ import pytest
 from support import eventually
 
 import qmq
-from qmq.broker.broker_admin import BrokerAdmin
-from qmq.broker.through_cold_reads import through_cold_reads
-from qmq.client.connection import TIMING
+from qmq.broker.admin import BrokerAdmin
+from qmq.broker.reading.cold_reads import through_cold_reads
+from qmq.client.connection.connection import TIMING
 from qmq.errors import LogDamaged, NotConnected
 from qmq.limits import KIB
 from qmq.log.log_config import LogConfig
@@ -26,11 +26,11 @@ from qmq.log.recent_writes import MESSAGES
 from qmq.log.retention import begin_retention, end_retention
 from qmq.log.segments import segment_name
 from qmq.metrics.figures import Figure
-from qmq.node.metering.tiering_metrics import DAMAGED, READ, READ_FAILURES
-from qmq.node.replica_node import ReplicaNode
+from qmq.node.metrics.broker import READ, READ_FAILURES
+from qmq.node.metrics.broker import STORE_DAMAGED as DAMAGED
+from qmq.node.replica.node import ReplicaNode
 from qmq.operations.finding import Thresholds
-from qmq.operations.findings import findings
-from qmq.operations.server_findings import OBJECT_DAMAGED
+from qmq.operations.findings import OBJECT_DAMAGED, findings
 from qmq.operations.snapshot_reading import read_snapshot
 from qmq.testing import TestCluster
 from qmq.testing.machine import ReplicaMachine

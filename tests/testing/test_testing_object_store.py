@@ -10,7 +10,7 @@ from support import eventually
 from qmq.limits import KIB
 from qmq.log.log_config import LogConfig
 from qmq.log.segments import segment_name
-from qmq.node.metering.tiering_metrics import STORED
+from qmq.node.metrics.broker import STORE_BYTES as STORED
 from qmq.testing import TestCluster
 from qmq.testing.machine import ReplicaMachine
 from qmq.tiering.stored_segment import decode_manifest

@@ -10,14 +10,13 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
-from qmq_replication import replica_identity as identities
-from qmq_replication import wire
-from qmq_replication.replica_messages import Ack, Append, LogReset, Message, PromiseRequest, Refusal
+from qmq_replication import identity, wire
+from qmq_replication.ready import Ack, Append, LogReset, Message, PromiseRequest, Refusal
 from support import eventually
 
 from qmq.log.disk import Disk
-from qmq.network import NETWORK
-from qmq.node.replica_node import ReplicaNode
+from qmq.node.replica.node import ReplicaNode
+from qmq.rpc.network import NETWORK
 from qmq.testing import TestCluster
 from qmq.testing.machine import ReplicaMachine
 from qmq.wire import frame as frames
@@ -128,7 +127,7 @@ async def test_a_hello_in_a_replicas_name_displaces_no_replica(qmq_cluster: Test
 
 @pytest.mark.qmq_cluster(brokers=3, delay=False)
 async def test_a_peer_that_reconnects_has_its_older_connection_closed(qmq_cluster: TestCluster) -> None:
-    from qmq_replication.peer_proof import DIALS, PeerHello, prove
+    from qmq_replication.links import DIALS, PeerHello, prove
 
     nodes = await settled(qmq_cluster)
     master = nodes[qmq_cluster.master()]
@@ -191,7 +190,7 @@ async def test_replicas_that_promised_an_epoch_without_a_winner_recover(qmq_clus
     for name, node in nodes.items():
         await qmq_cluster.kill(name)
         if name != NAMES[0]:
-            found = identities.load(node.config.data, GROUP, name)
+            found = identity.load(node.config.data, GROUP, name)
             assert found is not None
             replace(found, promised=far).save(Disk(), node.config.data)
     for name in NAMES:
@@ -215,7 +214,7 @@ async def test_a_group_without_a_secret_gets_one(qmq_cluster: TestCluster) -> No
     earlier = {node.driver.secret.value for node in nodes.values()}
     for name, node in nodes.items():
         await qmq_cluster.kill(name)
-        found = identities.load(node.config.data, GROUP, name)
+        found = identity.load(node.config.data, GROUP, name)
         assert found is not None
         replace(found, secret="").save(Disk(), node.config.data)
     await cast(ReplicaMachine, qmq_cluster.machine(NAMES[0]))._site.store.txn([], [Delete(group_key(GROUP, SECRET))])

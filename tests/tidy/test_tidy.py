@@ -237,7 +237,7 @@ REPLAYED = re.compile(r"qmq/log/|qmq/delay/schedule|replication/qmq_replication/
 
 
 def test_no_assert_guards_what_every_replica_replays() -> None:
-    """An assert would end all replicas at the same entry, and none of them under `-O`: see qmq.invariants."""
+    """An assert would end all replicas at the same entry, and none of them under `-O`: see qmq.errors."""
     replayed = [path for path in CODE if REPLAYED.match(name(path))]
     found = [f"{name(path)}:{node.lineno}" for path in replayed for node in nodes(path) if isinstance(node, ast.Assert)]
     assert replayed

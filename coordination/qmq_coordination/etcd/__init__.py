@@ -1,6 +1,6 @@
 """The coordination store on etcd v3, by a thin asyncio client of QMQ on grpcio.
 
-    from qmq_coordination.etcd.etcd_store import EtcdStore
+    from qmq_coordination.etcd.store import EtcdStore
 
     endpoints       addresses of the members, and which of them is asked next              (pure)
     failures        what a failed call proves: refused, not done, or unknown               (pure)

@@ -25,11 +25,9 @@ import grpc
 from qmq.errors import Compacted, CoordinationError
 from qmq.proto.etcd import etcd_pb2 as pb
 from qmq_coordination.coordination_store import Revision, WatchedChanges, WatchEvent
-from qmq_coordination.etcd.etcd_calls import TryAgain, is_cancelling, judge
-from qmq_coordination.etcd.etcd_channel import Channels, EtcdConnection, Metadata, NotReady
-from qmq_coordination.etcd.etcd_methods import WATCH
-from qmq_coordination.etcd.etcd_values import Converter
-from qmq_coordination.etcd.failures import refusal
+from qmq_coordination.etcd.calls import TryAgain, is_cancelling, judge, refusal
+from qmq_coordination.etcd.channel import WATCH, Channels, EtcdConnection, Metadata, NotReady
+from qmq_coordination.etcd.values import Converter
 
 log = logging.getLogger("qmq.coordination")
 

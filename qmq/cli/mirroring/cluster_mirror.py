@@ -21,8 +21,8 @@ from qmq.cli.mirroring.mirror_notes import Places
 from qmq.cli.mirroring.mirror_subject import MirrorSubject
 from qmq.errors import InvalidArgument, NotConnected, QmqError, SubjectExists
 from qmq.model import is_dead_letters
-from qmq.node.metering.mirror_metrics import MirrorState
-from qmq.subject_settings import config_of
+from qmq.node.metrics.copies import MirrorState
+from qmq.wire.subject_settings import config_of
 
 if TYPE_CHECKING:
     from qmq.proto.v1 import meta_pb2 as pb

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import qmq
 from qmq.cli.mirroring.mirror_notes import MirrorNote, MirrorRecord, newest_done
-from qmq.client.ordered.lane_membership import Member
-from qmq.client.partial import Partial
+from qmq.client.consuming.ordered.membership import Member
+from qmq.client.metadata.cache import Partial
 from qmq.errors import NotConnected, UnknownGroup
 
 if TYPE_CHECKING:

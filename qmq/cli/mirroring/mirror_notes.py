@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from qmq.json_values import parse_json
+from qmq.text import parse_json
 
 Places = Mapping[tuple[str, int], int]
 """(broker group, partition) -> the sequence of the next message."""

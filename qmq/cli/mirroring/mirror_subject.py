@@ -1,6 +1,6 @@
 """Copies one subject to another cluster, round after round.
 
-A round is a load (qmq/cli/transfer/record_loader.py): it continues where the last note says, and stores no message twice over any number of
+A round is a load (qmq/cli/transfer/loading.py): it continues where the last note says, and stores no message twice over any number of
 attempts. Each copy names the clusters that the message came through, in the header `qmq-path`; a message that came through the target is
 not copied there again, so mirrors may run both ways, and in rings.
 """
@@ -15,11 +15,10 @@ from typing import Any, Final
 
 import qmq
 from qmq.cli.mirroring.mirror_notes import MirrorNote, MirrorRecord, Places, places_of, with_note
-from qmq.cli.transfer.load_journal import LoadJournal
+from qmq.cli.transfer.loading import LoadJournal, RecordLoader
 from qmq.cli.transfer.message_source import MessageRange, MessageSource
-from qmq.cli.transfer.record_loader import RecordLoader
-from qmq.cli.transfer.transfer_record import TransferRecord, record_of
-from qmq.invariants import InvariantBroken
+from qmq.cli.transfer.records import TransferRecord, record_of
+from qmq.errors import InvariantBroken
 from qmq.limits import MIB
 from qmq.log.disk import Disk
 

@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Any
 
 import qmq
-from qmq.cli.transfer.transfer_record import TransferRecord, record_of
-from qmq.client.browse_selection import BrowsedMessage
+from qmq.cli.transfer.records import TransferRecord, record_of
+from qmq.client.browsing import BrowsedMessage
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from qmq.client.listening.context import Say
-from qmq.client.listening.message_handling import MessageHandling, give_back, ordered_delay
-from qmq.client.listening.outcomes import GIVEN_BACK, Act, HandlerDecision, decide
-from qmq.client.listening.thread_acks import say_from_threads
-from qmq.client.message import Message
-from qmq.client.ordered.ordered_messages import OrderedMessages
+from qmq.client.consuming.message import Message
+from qmq.client.consuming.ordered.message import OrderedMessages
+from qmq.client.listening.context import GIVEN_BACK, Act, HandlerDecision, Say, decide
+from qmq.client.listening.message_handling import MessageHandling, give_back, ordered_delay, say_from_threads
+from qmq.client.metadata.cache import is_cancelled_from_outside
 from qmq.client.payloads import Undecodable, UndecodableBody
-from qmq.client.shared_work import is_cancelled_from_outside
 
 
 class BatchHandling(MessageHandling):

@@ -8,10 +8,10 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any, Final, TypedDict
 
+from qmq.client.consuming.message import retry_ms
+from qmq.client.listening.context import Policy
 from qmq.client.listening.idempotent import Idempotent
-from qmq.client.listening.outcomes import Policy
-from qmq.client.message import retry_ms
-from qmq.client.message_checks import texts
+from qmq.client.producing.batch import texts
 from qmq.errors import InvalidArgument
 from qmq.model import BROADCAST, check_name
 

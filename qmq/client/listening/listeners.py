@@ -7,6 +7,8 @@ Rules:
   reached, it waits.
 * When one listener fails, the others stop with grace, and then its error is raised.
 * A listener that is registered while others run begins immediately.
+
+The methods of `qmq.Client` for listeners. `listeners.py` does the work.
 """
 
 from __future__ import annotations
@@ -15,24 +17,25 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, Unpack, cast
 
-from qmq.client.consumer import Consumer
+from qmq.client.consuming.consumer import Consumer
+from qmq.client.consuming.ordered.consumer import OrderedConsumer
 from qmq.client.interceptors import Chain
 from qmq.client.listening.batch_handling import BatchHandling
-from qmq.client.listening.handler_signature import Binding, Handler, bind
+from qmq.client.listening.context import Binding, Factory, Handler, Providers, bind
 from qmq.client.listening.listener_options import ListenerOptions, Options, options_of
 from qmq.client.listening.message_handling import MessageHandling, Surroundings
-from qmq.client.listening.ordered_pool import OrderedPool
-from qmq.client.listening.process_signals import asked_by_signals
-from qmq.client.listening.providers import Factory, Providers
-from qmq.client.listening.stop_signal import Stop, failure_of
-from qmq.client.listening.worker_pool import Batches, Pool, Runs, Singles
-from qmq.client.ordered.ordered_consumer import OrderedConsumer
+from qmq.client.listening.pools import Batches, OrderedPool, Pool, Runs, Singles
+from qmq.client.listening.stopping import Stop, asked_by_signals, failure_of
 from qmq.errors import InvalidArgument, Unavailable
+
+if TYPE_CHECKING:
+    from qmq.client.connection.connection import ClientTiming
+    from qmq.client.metadata.cache import Ordering
 
 log = logging.getLogger("qmq.client")
 
@@ -230,3 +233,73 @@ class Listeners:
         """Stop with grace, before the client closes."""
         if self._listening is not None:
             await self._listening.finish()
+
+
+GRACE: Final = timedelta(seconds=30)
+
+_T = TypeVar("_T")
+_Handler = TypeVar("_Handler", bound=Callable[..., Any])
+
+
+class ListenerApi:
+    """The part of `qmq.Client` for listeners. docs/LISTENERS.md says what handlers may be, and what happens to their messages."""
+
+    _now_ns: Callable[[], int]
+    _for_threads: ForThreads
+    _timing: ClientTiming
+    _ordering: Callable[[str], Awaitable[Ordering | None]]
+    _own_listeners: Listeners | None = None
+
+    @property
+    def _listeners(self) -> Listeners:
+        if self._own_listeners is None:
+            mq = cast(ListeningClient, self)
+            self._own_listeners = Listeners(mq, self._ordering, self._now_ns, self._for_threads, self._timing.cancel_s)
+        return self._own_listeners
+
+    def listener(self, subject: str, group: str, **options: Unpack[ListenerOptions]) -> Callable[[_Handler], _Handler]:
+        """Register a function as the handler of a subject's messages: `@mq.listener("order.created", group="billing", concurrency=16)`.
+
+        The annotation of its first parameter says what a body is decoded to; a parameter annotated with `qmq.Context` gets the context.
+        When the handler returns, the message is acknowledged; when it raises, the message is handed out again; see `qmq.Retry` and
+        `qmq.Reject`. Handling begins with `run` or `listening`. The options are those of `ListenerOptions`. Raises InvalidName,
+        InvalidArgument for a handler that cannot be called.
+        """
+
+        def register(handler: _Handler) -> _Handler:
+            self.listen(subject, handler, group, **options)
+            return handler
+
+        return register
+
+    def listen(self, subject: str, handler: Callable[..., Any], group: str, **options: Unpack[ListenerOptions]) -> None:
+        """Register a handler that is not a plain function, such as a method of an object. Otherwise as `listener`."""
+        self._listeners.add(subject, group, handler, options)
+
+    def provide(self, kind: type[_T], factory: Callable[..., Any]) -> None:
+        """Pass what the factory makes for each message to parameters of handlers that are annotated with this class: an instance, or a
+        context manager that is entered around the handler and yields one. Raises InvalidArgument.
+        """
+        self._listeners.provide(kind, factory)
+
+    def listening(self, *, grace: timedelta = GRACE) -> AbstractAsyncContextManager[Listening]:
+        """`async with mq.listening():` runs all listeners inside the block. At its end, or when one fails, they take no more messages,
+        finish and acknowledge those in progress, for `grace` at most, and leave; unseen messages return to the group immediately.
+
+        Raises InvalidArgument; at the end the error that stopped a listener (UnknownSubject, MessagesExpired, ...).
+        """
+        return self._listeners.listening(grace)
+
+    async def run(self, *, grace: timedelta = GRACE) -> None:
+        """Run all listeners until `stop`, SIGINT or SIGTERM (a second signal stops immediately), or until one of them fails: then the
+        others stop with grace, and the error is raised. Raises InvalidArgument if there is no listener.
+        """
+        await self._listeners.run(grace)
+
+    def stop(self) -> None:
+        """Stop the listeners with grace; a second call stops them immediately. Call it in the event loop's thread; it does not wait."""
+        self._listeners.stop()
+
+    async def _close_listeners(self) -> None:
+        if self._own_listeners is not None:
+            await self._own_listeners.close()

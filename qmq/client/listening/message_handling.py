@@ -9,6 +9,11 @@ Rules:
 * A plain `def` handler runs in a thread, with its transaction and dependencies, in a copy of the context that interceptors see. A thread
   cannot be cancelled: after `timeout` its message is nacked and the thread's result is ignored. Writes that it still makes are the
   application's concern; with `idempotent` the next attempt finds them. The thread keeps its place until it returns.
+
+What happens before a message gets a verdict. While the message's transaction is open, it is refused: a crash between the verdict and the
+commit would lose the effect.
+
+Passes the verdicts of a plain handler from its thread to the event loop's thread.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack, ExitStack, contextmanager, nullcontext
@@ -25,20 +31,163 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from qmq.client.any_message import AnyMessage
+from qmq.client.consuming.message import Settler, Slice, retry_ms
+from qmq.client.consuming.ordered.message import LaneMessage, OrderedMessage
+from qmq.client.consuming.ordered.message import LaneSettler as OrderedSettler
 from qmq.client.interceptors import Chain
-from qmq.client.listening.context import Context, Say
-from qmq.client.listening.guarded_message import verdicts_refused
-from qmq.client.listening.handler_signature import Binding
+from qmq.client.listening.context import (
+    GIVEN_BACK,
+    VERDICT_OF_TRANSACTION,
+    Act,
+    Binding,
+    Context,
+    HandlerDecision,
+    Providers,
+    Reject,
+    Retry,
+    Say,
+    TimedOut,
+    decide,
+)
 from qmq.client.listening.idempotent import Idempotent
 from qmq.client.listening.listener_options import Options
-from qmq.client.listening.outcomes import GIVEN_BACK, Act, HandlerDecision, Reject, Retry, TimedOut, decide
-from qmq.client.listening.providers import Providers
-from qmq.client.listening.thread_acks import say_from_threads
-from qmq.client.ordered.ordered_message import LaneMessage, OrderedMessage
+from qmq.client.metadata.cache import is_cancelled_from_outside
 from qmq.client.payloads import Undecodable, UndecodableBody, checked, same
-from qmq.client.shared_work import is_cancelled_from_outside
-from qmq.clock import ms_of
-from qmq.errors import Unavailable
+from qmq.errors import InvalidArgument, Unavailable
+from qmq.process.event_loop import ms_of
+
+
+@contextmanager
+def verdicts_refused(message: AnyMessage) -> Iterator[None]:
+    """Inside the block, settling the message raises InvalidArgument, and the message has no verdict.
+
+    Only in the handler's thread: if the handler times out, the event loop settles the message meanwhile.
+    """
+    before_verdicts(message, _VerdictGuard(message).check)
+    try:
+        yield
+    finally:
+        message.settle_through(lambda refusing: refusing.settler)  # type: ignore[attr-defined]  # ours, from above
+
+
+def before_verdicts(message: AnyMessage, check: Callable[[], object]) -> None:
+    """Call `check` before each verdict on a message; if it raises, the verdict is not given."""
+    if isinstance(message, OrderedMessage):
+        message.settle_through(lambda settler: _GuardedLaneSettler(settler, check))
+    else:
+        message.settle_through(lambda settler: _GuardedSettler(settler, check))
+
+
+class _VerdictGuard:
+    """Refuses verdicts in the thread that made it."""
+
+    def __init__(self, message: AnyMessage) -> None:
+        self._home = threading.get_ident()
+        self._message = message
+
+    def check(self) -> None:
+        if threading.get_ident() == self._home:
+            self._message.is_settled = False  # the caller has set it already
+            raise InvalidArgument(VERDICT_OF_TRANSACTION)
+
+
+class _GuardedSettler:
+    def __init__(self, settler: Settler, check: Callable[[], object]) -> None:
+        self.settler, self._check = settler, check
+        self.subject, self.broker_group = settler.subject, settler.broker_group
+
+    def ack(self, pull: int) -> None:
+        self._check()
+        self.settler.ack(pull)
+
+    def settle(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
+        self._check()
+        self.settler.settle(first, last, verdict, delay, error)
+
+    def nack(self, part: Slice, delay: timedelta | None, error: str = "") -> None:
+        self._check()
+        self.settler.nack(part, delay, error)
+
+    async def settle_now(self, first: int, last: int, verdict: int) -> None:
+        self._check()
+        await self.settler.settle_now(first, last, verdict)
+
+
+class _GuardedLaneSettler:
+    def __init__(self, settler: OrderedSettler, check: Callable[[], object]) -> None:
+        self.settler, self._check = settler, check
+
+    def finish(self, message: OrderedMessage) -> None:
+        self._check()
+        self.settler.finish(message)
+
+    def fail(self, message: OrderedMessage, pause_ms: int | None) -> None:
+        self._check()
+        self.settler.fail(message, pause_ms)
+
+    def reject(self, message: OrderedMessage) -> None:
+        self._check()
+        self.settler.reject(message)
+
+    def release(self, message: OrderedMessage) -> None:
+        self._check()
+        self.settler.release(message)
+
+
+def say_from_threads(message: AnyMessage, loop: asyncio.AbstractEventLoop) -> None:
+    """Let the message take verdicts from any thread. Called in the event loop's thread."""
+    home = threading.get_ident()
+
+    def call(function: Callable[..., None], *arguments: Any) -> None:
+        if threading.get_ident() == home:
+            function(*arguments)
+        else:
+            loop.call_soon_threadsafe(function, *arguments)
+
+    if isinstance(message, OrderedMessage):
+        # a message that is tried again has it from the last try
+        message.settle_through(lambda settler: settler if isinstance(settler, _ThreadLaneSettler) else _ThreadLaneSettler(settler, call))
+    else:
+        message.settle_through(lambda settler: _ThreadSettler(settler, call))
+
+
+class _ThreadSettler:
+    def __init__(self, settler: Settler, call: Callable[..., None]) -> None:
+        self._settler, self._call = settler, call
+        self.subject = settler.subject
+        self.broker_group = settler.broker_group
+
+    def ack(self, pull: int) -> None:
+        self._call(self._settler.ack, pull)
+
+    def settle(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
+        self._call(self._settler.settle, first, last, verdict, delay, error)
+
+    def nack(self, part: Slice, delay: timedelta | None, error: str = "") -> None:
+        if delay is not None:
+            retry_ms(delay)  # an invalid delay raises here, not in the loop
+        self._call(self._settler.nack, part, delay, error)
+
+    async def settle_now(self, first: int, last: int, verdict: int) -> None:
+        await self._settler.settle_now(first, last, verdict)
+
+
+class _ThreadLaneSettler:
+    def __init__(self, settler: OrderedSettler, call: Callable[..., None]) -> None:
+        self._settler, self._call = settler, call
+
+    def finish(self, message: OrderedMessage) -> None:
+        self._call(self._settler.finish, message)
+
+    def fail(self, message: OrderedMessage, pause_ms: int | None) -> None:
+        self._call(self._settler.fail, message, pause_ms)
+
+    def reject(self, message: OrderedMessage) -> None:
+        self._call(self._settler.reject, message)
+
+    def release(self, message: OrderedMessage) -> None:
+        self._call(self._settler.release, message)
+
 
 log = logging.getLogger("qmq.client")
 

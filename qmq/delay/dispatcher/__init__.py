@@ -1,10 +1,10 @@
 """Sends due messages to the real-time brokers: none is lost, none is stored twice, and ordered subjects keep their order.
 
-DueDispatcher            (due_dispatcher.py)           takes due messages of all subjects
-SubjectDispatcher        (subject_dispatcher.py)       takes those of one subject, and finds out how it is ordered
-SubjectOutcomes          (subject_outcomes.py)         records the outcomes of its batches; keeps messages that cannot be sent
-BalancedDispatcher       (balanced_dispatcher.py)      of an unordered subject: to any of its broker groups
-PartitionedDispatcher    (partitioned_dispatcher.py)   of an ordered subject: by the route, each key in order
+DueDispatcher            (dispatcher.py)           takes due messages of all subjects
+SubjectDispatcher        (dispatcher.py)       takes those of one subject, and finds out how it is ordered
+SubjectOutcomes          (outcomes.py)         records the outcomes of its batches; keeps messages that cannot be sent
+BalancedDispatcher       (balanced.py)      of an unordered subject: to any of its broker groups
+PartitionedDispatcher    (partitioned.py)   of an ordered subject: by the route, each key in order
 DueBatcher               (due_batcher.py)              messages that wait to be planned; makes batches of them. Pure
 BatchPlanner             (batch_planner.py)            has each batch planned in the log before it leaves
 DueWindow, DueBatch      (due_window.py)               the batches of one broker group or partition; decides what an answer means. Pure
@@ -13,6 +13,6 @@ DueConnection            (due_connection.py)           the connection of a windo
 
 from __future__ import annotations
 
-from qmq.delay.dispatcher.due_dispatcher import DueDispatcher
+from qmq.delay.dispatcher.dispatcher import DueDispatcher
 
 __all__ = ["DueDispatcher"]

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from qmq.client.links import Links
+from qmq.client.connection.pool import Links
 from qmq.delay.dispatcher.due_batcher import Limits
 from qmq.delay.dispatcher.due_window import DueBatch, DueWindow
 from qmq.delay.interfaces import Draft, DueMessage, PlanLog, SchedulePlace

@@ -18,11 +18,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from qmq import headers
-from qmq.batch import encode
-from qmq.batch_columns import BatchFlag, Columns
-from qmq.copies import columns_of_copies
+from qmq import model
 from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
+from qmq.wire.batch import columns_of_copies, encode
+from qmq.wire.batch_columns import BatchFlag, Columns
 
 AHEAD: Final = 4
 """A batch is selected from at most this multiple of its number of messages."""
@@ -47,7 +46,7 @@ class Limits(NamedTuple):
 
 def sort_of(message: DueMessage) -> Sort:
     """The properties that messages of one batch must share."""
-    group = message.headers.get(headers.GROUP, b"") if message.flags & _DIRECTED else None
+    group = message.headers.get(model.GROUP, b"") if message.flags & _DIRECTED else None
     return message.create_time_ms >> _ERA_BITS, group
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from qmq.client.connection import Connection
-from qmq.client.links import Links
+from qmq.client.connection.connection import Connection
+from qmq.client.connection.pool import Links
+from qmq.client.producing.master_connection import MasterConnection
 from qmq.delay.dispatcher.due_window import DueBatch, DueWindow
-from qmq.delivery.master_connection import MasterConnection
 from qmq.delivery.retries import pause_s
 from qmq.errors import ClientClosed, InvalidArgument, Overloaded, QmqError
 from qmq.wire.frame_payloads import Produced

@@ -7,8 +7,8 @@ from typing import Any
 
 from django.contrib import admin, messages
 
-from qmq.clock import time_of
 from qmq.integrations.django.models import OutboxEntry, TaskRecord
+from qmq.process.event_loop import time_of
 from qmq.sql.outbox_tables import ASIDE, WAITING
 
 

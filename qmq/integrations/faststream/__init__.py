@@ -22,10 +22,10 @@ faststream_testing       the test broker
 faststream_fastapi       the router for FastAPI
 """
 
-from qmq.integrations.faststream.faststream_broker import QmqBroker
-from qmq.integrations.faststream.faststream_messages import QmqMessage
-from qmq.integrations.faststream.faststream_registrator import QmqPublisher, QmqRoute, QmqRouter
-from qmq.integrations.faststream.faststream_sending import QmqPublishCommand, QmqResponse
-from qmq.integrations.faststream.faststream_testing import TestQmqBroker
+from qmq.integrations.faststream.broker import QmqBroker
+from qmq.integrations.faststream.messages import QmqMessage
+from qmq.integrations.faststream.registrator import QmqPublisher, QmqRoute, QmqRouter
+from qmq.integrations.faststream.sending import QmqPublishCommand, QmqResponse
+from qmq.integrations.faststream.testing import TestQmqBroker
 
 __all__ = ["QmqBroker", "QmqMessage", "QmqPublishCommand", "QmqPublisher", "QmqResponse", "QmqRoute", "QmqRouter", "TestQmqBroker"]

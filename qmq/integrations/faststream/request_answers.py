@@ -16,9 +16,9 @@ from typing import Final
 
 import qmq
 from qmq.client.any_message import joined_unordered
-from qmq.client.message import Message
+from qmq.client.consuming.message import Message
 from qmq.errors import ClientClosed, InvalidArgument, QmqError
-from qmq.integrations.faststream.faststream_messages import CORRELATION_ID
+from qmq.integrations.faststream.messages import CORRELATION_ID
 
 log = logging.getLogger("qmq.integrations")
 

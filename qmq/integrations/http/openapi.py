@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from qmq import limits
 from qmq.integrations import cloud_event
-from qmq.integrations.http.http_requests import DELAY_S_MAX, INVISIBLE_S_MAX, MESSAGES_MAX, VERDICTS, WAIT_S_MAX
+from qmq.integrations.http.requests import DELAY_S_MAX, INVISIBLE_S_MAX, MESSAGES_MAX, VERDICTS, WAIT_S_MAX
 
 _NAME: Final = {"type": "string", "pattern": r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$", "minLength": 1, "maxLength": limits.NAME_CHARS_MAX}
 _DELAY: Final = {"type": "number", "minimum": 0, "maximum": DELAY_S_MAX}

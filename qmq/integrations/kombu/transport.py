@@ -11,12 +11,12 @@ from typing import Any, Final
 from kombu.transport import virtual
 
 import qmq
-from qmq.client.message_checks import texts
+from qmq.client.producing.batch import texts
 from qmq.errors import InvalidArgument
 from qmq.integrations.cluster_link import ClusterLink
 from qmq.integrations.kombu.channel import Channel
 from qmq.integrations.kombu.stream_queues import StreamQueues
-from qmq.network import Address
+from qmq.rpc.network import Address
 
 DEFAULT_PORT: Final = 20880
 CONNECT_S: Final = 5.0

@@ -18,5 +18,5 @@ The modules that drive them, and that describe them:
     change_plans          makes a change from a request
     evacuation            moves partitions away from lost broker groups
     route_description     routes, partitions and groups for people
-    ordered_service       all of it, as qmq/meta/meta_service.py calls it
+    ordered_service       all of it, as qmq/meta/service.py calls it
 """

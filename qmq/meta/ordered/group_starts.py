@@ -8,7 +8,7 @@
     reset:TIME_MS    from the first version with a partition that has later    all partitions of all versions
                      messages, from that time
     unpark:ID        unchanged, except for the logical partition of one key    none
-    delete           nothing: the group is being deleted (group_deletion.py)   all brokers, to delete the group's progress
+    delete           nothing: the group is being deleted (placement.py)   all brokers, to delete the group's progress
 
 A partition that only later versions have is always read from its beginning, because its messages follow those of its source partitions.
 A partition that only earlier versions have is left at its end: the group does not read it, and no key stays parked there. A move forgets
@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from qmq_ordering.route import Route
+from qmq_ordering.routes import Route
 
 from qmq.errors import InvalidArgument
 from qmq.proto.v1 import control_pb2 as control

@@ -1891,7 +1891,7 @@ Global___TraceMessageRequest: _TypeAlias = TraceMessageRequest  # noqa: Y015
 
 @_typing.final
 class MessageEvent(_message.Message):
-    """See qmq/log/trail.py for the kinds."""
+    """See qmq/log/history.py for the kinds."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from pyspark_qmq.committed_log import LogAddress
-    from pyspark_qmq.datasets.schedule_folder import FolderStretch
-    from pyspark_qmq.files.file_address import FileAddress
+    from pyspark_qmq.datasets.schedules import FolderStretch
+    from pyspark_qmq.files.log import FileAddress
     from pyspark_qmq.servers.server_address import ServerAddress
-    from qmq.batch import Envelope
+    from qmq.wire.batch import Envelope
 
 NAMES: Final = ("deliveries", "progress", "schedules")
 
@@ -60,7 +60,7 @@ def partitions(name: str, address: LogAddress) -> list[ActionLog | FolderStretch
         return list(_schedule_tasks(files))
     if files is not None:
         return list(_folder_tasks(files))
-    from pyspark_qmq.servers.server_actions import action_groups
+    from pyspark_qmq.servers.reading import action_groups
 
     servers = _servers(address)
     return [ActionLog(group, address=servers) for group in action_groups(servers)]
@@ -76,7 +76,7 @@ def _servers(address: LogAddress) -> ServerAddress:
 
 def _files(address: LogAddress) -> FileAddress | None:
     """The folders of the address, if it has any. An address may have folders together with servers, which know the routes."""
-    from pyspark_qmq.files.file_address import FileAddress
+    from pyspark_qmq.files.log import FileAddress
     from pyspark_qmq.log_opening import RoutedAddress
 
     if isinstance(address, RoutedAddress):
@@ -95,8 +95,8 @@ def _folder_tasks(files: FileAddress) -> Iterator[ActionLog]:
 
 
 def _schedule_tasks(files: FileAddress) -> Iterator[FolderStretch]:
-    from pyspark_qmq.datasets.schedule_folder import furthest, stretches
-    from pyspark_qmq.files.log_folders import find_folders
+    from pyspark_qmq.datasets.schedules import furthest, stretches
+    from pyspark_qmq.files.folders import find_folders
 
     delays = [each for each in find_folders(files.paths, with_delay=True) if each.is_delay]
     if not delays:
@@ -107,9 +107,9 @@ def _schedule_tasks(files: FileAddress) -> Iterator[FolderStretch]:
 
 def read(name: str, partition: ActionLog | FolderStretch, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Yields a task's rows with these columns, in this order. Raises InvalidArgument, LogDamaged, NotConnected, MessagesExpired."""
-    from pyspark_qmq.datasets import schedule_folder, tables
-    from pyspark_qmq.datasets.deliveries import deliveries
-    from pyspark_qmq.datasets.group_progress import standings
+    from pyspark_qmq.datasets import schedules as schedule_folder
+    from pyspark_qmq.datasets import tables
+    from pyspark_qmq.datasets.deliveries import deliveries, standings
 
     tables.check_columns(check_name(name), columns)
     if not isinstance(partition, ActionLog):
@@ -124,6 +124,6 @@ def _entries(log: ActionLog) -> Iterator[tuple[Envelope, bytes]]:
         from pyspark_qmq.files import file_actions as in_files
 
         return in_files.committed_actions(Path(log.folder), log.committed)
-    from pyspark_qmq.servers import server_actions as at_servers
+    from pyspark_qmq.servers import reading as at_servers
 
     return at_servers.committed_actions(log.address, log.broker_group)

@@ -1,27 +1,211 @@
 """Deliveries and their outcomes, from a replay of a broker group's action log. Pure: takes entries, returns deliveries.
 
-The replay uses the brokers' own code for shares and lanes, which reports the effect of each action (share_replay.py,
-lane_replay.py). It loops over ranges, as the log does, never over messages.
+The replay uses the brokers' own code for shares and lanes, which reports the effect of each action (deliveries.py,
+deliveries.py). It loops over ranges, as the log does, never over messages.
 
 Every message of a share has one event of (ack, expired, passed) in the end, and every message of a partition one of (done, park); more than
 one only if an operator returned it. A log that begins with snapshots begins with the deliveries that were open then.
+
+Replays one group's share of a queue: when messages were delivered, and their outcomes. Pure.
+
+The share is the broker's own code (qmq/log/group_state.py), which emits an event for each change of a message. The replay adds the times of
+delivery.
+
+Replays one group's lanes on a partition of an ordered subject: messages done, failed and parked. Pure.
+
+The lanes are the broker's own code (qmq/log/lane_state.py). Before it applies an action, the replay determines what the action will change.
+The log does not record deliveries, so their times are unknown.
+
+The progress of each group over time: the replay of the action log, sampled once a second. Pure.
+
+There is one row for each second in which a group made progress on a queue: its state after that second's last entry. The newest row is the
+state at the end of the log. Together with the queue's end at that time (known from the messages' append times) it gives the group's lag:
+
+    for a share        end - next_sequence messages were never delivered; `held` + `waiting` were delivered but are not done
+    for a partition    at most end - done_before messages are not done: lanes progress independently, and the slowest one counts
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
 
 import msgspec
+from qmq_ordering.routes import LpRange
 
 from pyspark_qmq.datasets.delivery_fate import Delivery, DeliveryFate, ShareKey
-from pyspark_qmq.datasets.lane_replay import LaneReplay
-from pyspark_qmq.datasets.share_replay import ShareReplay
-from qmq.batch import Envelope, Kind
 from qmq.errors import CorruptBatch, LogDamaged
-from qmq.log.actions import AnyAction, DropQueue, Forget, LaneAction, ScheduleAction, decode_actions
+from qmq.log.actions import (
+    AnyAction,
+    DropQueue,
+    Forget,
+    LaneAction,
+    LaneDone,
+    LaneFail,
+    LanePark,
+    LaneReset,
+    LaneUnpark,
+    ScheduleAction,
+    decode_actions,
+)
 from qmq.log.envelopes import unwrap
-from qmq.log.lane_share import LaneShare
-from qmq.log.share import Share
+from qmq.log.group_state import Share, ShareEvent, ShareEventKind
+from qmq.log.lane_state import LaneShare
+from qmq.wire.batch import Envelope, Kind
+
+_PULLS_KEPT: Final = 512
+"""How many pulls of a consumer are kept before settled ones are removed."""
+
+
+class ShareReplay:
+    """A share, with the delivery times of its ranges."""
+
+    __slots__ = ("_pulls", "key", "share")
+
+    def __init__(self, key: ShareKey, share: Share | None = None) -> None:
+        self.key = key
+        self.share = share or Share()
+        self._pulls: dict[str, _PullTimes] = {}
+
+    def apply(self, action: Any, time_ms: int) -> Iterator[Delivery]:
+        """Apply an action and yield the deliveries that it ended. Consume the iterator before the next call."""
+        events: list[ShareEvent] = []
+        self.share.apply(action, events)
+        for each in events:
+            if each.kind is ShareEventKind.PULL:
+                times = self._pulls.setdefault(each.consumer, _PullTimes())
+                times.add(each.pull, time_ms, self.share.holders[each.consumer].held[0].pull)
+            elif each.kind is not ShareEventKind.SKIP and (each.consumer or each.kind is not ShareEventKind.RESET):
+                yield self._delivery(each.consumer, each.pull, each.first, each.count, each.attempt)._replace(
+                    settled_ms=time_ms, fate=DeliveryFate(each.kind.value), delay_ms=each.delay_ms
+                )
+
+    def _delivery(self, consumer: str, pull: int, first: int, count: int, attempt: int) -> Delivery:
+        """A range that was delivered and is not settled."""
+        times = self._pulls.get(consumer)
+        pulled_ms = times.at(pull) if times is not None else None
+        return Delivery(self.key, consumer, first, first + count - 1, attempt or None, pulled_ms, None, DeliveryFate.OPEN)
+
+    def rest(self) -> Iterator[Delivery]:
+        """Yields the deliveries that are not settled."""
+        for name, holder in self.share.holders.items():
+            for each in holder.held:
+                yield self._delivery(name, *each)
+        for item in self.share.requeued:
+            yield Delivery(self.key, "", item.first, item.first + item.count - 1, item.attempt, None, None, DeliveryFate.WAITING)
+
+
+class _PullTimes:
+    """The times of a consumer's pulls: the first pull sequence of each pull, and its time. Both are ascending."""
+
+    __slots__ = ("_firsts", "_times")
+
+    def __init__(self) -> None:
+        self._firsts: list[int] = []
+        self._times: list[int] = []
+
+    def add(self, first: int, time_ms: int, oldest: int) -> None:
+        """Add a pull. Pulls before `oldest` are no longer needed."""
+        if len(self._firsts) >= _PULLS_KEPT:
+            done = max(bisect_right(self._firsts, oldest) - 1, 0)
+            del self._firsts[:done], self._times[:done]
+        if not self._times or self._times[-1] != time_ms:
+            self._firsts.append(first)
+            self._times.append(time_ms)
+
+    def at(self, pull: int) -> int | None:
+        """The time of a pull sequence; None if it was before the start of the log."""
+        place = bisect_right(self._firsts, pull) - 1
+        return self._times[place] if place >= 0 else None
+
+
+class LaneReplay:
+    """One group's lanes on one partition."""
+
+    __slots__ = ("key", "share")
+
+    def __init__(self, key: ShareKey, share: LaneShare | None = None) -> None:
+        self.key = key
+        self.share = share or LaneShare()
+
+    def apply(self, action: LaneAction, time_ms: int) -> Iterator[Delivery]:
+        """Apply an action and yield the deliveries that it ended. Consume the iterator before the next call."""
+        if isinstance(action, LaneDone):
+            for first, last in action.ranges:
+                yield from self._done(action, first, last, time_ms)
+                self.share.apply(msgspec.structs.replace(action, ranges=((first, last),)))  # One by one, because they may overlap.
+            return
+        if isinstance(action, LaneFail):
+            holder = self.share.holder(action.token)
+            if holder is not None:
+                yield self._one(action.consumer, action.sequence, holder.lps, DeliveryFate.NACK, time_ms)._replace(attempt=action.attempts)
+        elif isinstance(action, LanePark):
+            yield from self._parked(action, time_ms)
+        elif isinstance(action, LaneUnpark):
+            yield from self._parked_of(action.key, DeliveryFate.REPLAY if action.replays else DeliveryFate.DROP, time_ms)
+        elif isinstance(action, LaneReset):
+            for key in self.share.parked:
+                yield from self._parked_of(key, DeliveryFate.RESET, time_ms)
+        self.share.apply(action)
+
+    def _one(self, consumer: str, sequence: int, lps: LpRange, fate: DeliveryFate, time_ms: int | None) -> Delivery:
+        return Delivery(self.key, consumer, sequence, sequence, None, None, time_ms, fate, 0, lps)
+
+    def _done(self, action: LaneDone, first: int, last: int, time_ms: int) -> Iterator[Delivery]:
+        """The messages of the range that were not done before, in any part of the lane."""
+        holder = self.share.holder(action.token)
+        if holder is None:
+            return
+        for part in self.share.progress_of(holder.lps):
+            for a, b in _without(first, last + 1, [(0, part.done_before), *part.done]):
+                for c, d, attempt in self._by_attempt(a, b):
+                    yield Delivery(
+                        self.key, action.consumer, c, d - 1, attempt, None, time_ms, DeliveryFate.DONE, 0, part.lps.cut(holder.lps)
+                    )
+
+    def _by_attempt(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+        failures = self.share.failures
+        marks = sorted({begin, end, *[mark for at in failures if begin <= at < end for mark in (at, at + 1)]})
+        for a, b in pairwise(marks):
+            yield a, b, 1 + failures.get(a, 0)
+
+    def _parked(self, action: LanePark, time_ms: int) -> Iterator[Delivery]:
+        holder = self.share.holder(action.token)
+        if holder is None or not holder.lps.first <= action.lp < holder.lps.end:
+            return
+        before = self.share.parked.get(action.key)
+        if before is not None and action.sequence in before.sequences:
+            return
+        attempt = 1 + self.share.failures.get(action.sequence, 0) if before is None else self.share.failures.get(action.sequence, 0)
+        found = self._one(action.consumer, action.sequence, LpRange(action.lp, action.lp + 1), DeliveryFate.PARK, time_ms)
+        yield found._replace(attempt=attempt, key=action.key)
+
+    def _parked_of(self, key: bytes, fate: DeliveryFate, time_ms: int | None) -> Iterator[Delivery]:
+        parked = self.share.parked.get(key)
+        for sequence in parked.sequences if parked is not None else ():
+            yield self._one("", sequence, LpRange(parked.lp, parked.lp + 1), fate, time_ms)._replace(key=key)  # type: ignore[union-attr]
+
+    def rest(self) -> Iterator[Delivery]:
+        """Messages that wait for a retry, and parked messages."""
+        whole = LpRange(self.share.progress[0].lps.first, self.share.progress[-1].lps.end) if self.share.progress else LpRange(0, 1)
+        for sequence, attempts in self.share.failures.items():
+            yield self._one("", sequence, whole, DeliveryFate.WAITING, None)._replace(attempt=attempts + 1)
+        for key in self.share.parked:
+            yield from self._parked_of(key, DeliveryFate.PARKED, None)
+
+
+def _without(begin: int, end: int, done: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """[begin, end) without the given spans, which are ascending."""
+    for first, after in done:
+        if first >= end:
+            break
+        if first > begin:
+            yield begin, first
+        begin = max(begin, after)
+    if begin < end:
+        yield begin, end
 
 
 class Replay:
@@ -103,3 +287,72 @@ def deliveries(entries: Iterable[tuple[Envelope, bytes | memoryview]]) -> Iterat
     for envelope, region in entries:
         yield from replay.entry(envelope, region)
     yield from replay.rest()
+
+
+STEP_MS: Final = 1_000
+
+
+class GroupStanding(NamedTuple):
+    """The progress of one group on one queue."""
+
+    share: ShareKey
+    time_ms: int
+    done_before: int
+    """Everything before this sequence is done."""
+    next_sequence: int | None
+    """The first message that was not yet delivered; None for partitions of ordered subjects, where it is not recorded."""
+    held: int
+    """Messages held by consumers."""
+    waiting: int
+    """Messages that were returned and wait for another delivery."""
+    parked: int
+    expired: int
+    """Messages that retention deleted before they were done, as far as the group has noticed."""
+    consumers: int
+
+
+def standings(entries: Iterable[tuple[Envelope, bytes | memoryview]]) -> Iterator[GroupStanding]:
+    """Replay a broker group's action log. Raises as `Replay.entry`."""
+    replay = Replay()
+    second = last_ms = 0
+    for envelope, region in entries:
+        now = envelope.append_time_ms // STEP_MS
+        if now != second:
+            yield from _look(replay, last_ms)
+            second = now
+        last_ms = envelope.append_time_ms
+        for _ in replay.entry(envelope, region):
+            pass
+    yield from _look(replay, last_ms)
+
+
+def _look(replay: Replay, time_ms: int) -> Iterator[GroupStanding]:
+    for key in sorted(replay.touched):
+        found = _of_share(replay, key, time_ms) if key in replay.shares else _of_lanes(replay, key, time_ms)
+        if found is not None:
+            yield found
+    replay.touched.clear()
+
+
+def _of_share(replay: Replay, key: ShareKey, time_ms: int) -> GroupStanding:
+    share = replay.shares[key].share
+    return GroupStanding(
+        key,
+        time_ms,
+        share.settled_before(),
+        share.next_sequence,
+        share.unacked(),
+        share.waiting_again(),
+        0,
+        share.expired,
+        len(share.holders),
+    )
+
+
+def _of_lanes(replay: Replay, key: ShareKey, time_ms: int) -> GroupStanding | None:
+    share = replay.lanes[key].share
+    if not share.progress:
+        return None
+    parked = sum(len(each.sequences) for each in share.parked.values())
+    consumers = len({each.consumer for each in share.holders})
+    return GroupStanding(key, time_ms, share.done_before(), None, 0, len(share.failures), parked, share.expired, consumers)

@@ -26,7 +26,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from qmq_ordering.route import LpRange
+from qmq_ordering.routes import LpRange
 
 
 class DeliveryFate(StrEnum):

@@ -6,23 +6,39 @@
 
 Batches of a schedule may have one message each, so there is no loop over batches either, except for their checksums: all envelopes are
 gathered into one table, then all headers. They determine the positions of ids and create times (docs/FORMAT.md: the first two columns).
+
+A delay group's files as of its newest checkpoint: the buckets, the lengths of their files, and the open plans. Pure.
+
+Files only grow, and bytes after these lengths do not count (docs/FORMAT.md). So a folder can be read while its server works,
+and two reads with one state give the same rows.
+
+Reads a delay group's folder in parts. Its newest checkpoint determines which files are valid, and up to which length.
 """
 
 from __future__ import annotations
 
+import mmap
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from struct import Struct
-from typing import Any, Final
+from pathlib import Path
+from struct import Struct, error
+from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from google_crc32c import value as crc32c
 
-from qmq.batch import ENVELOPE_BYTES, MAGIC, Kind
-from qmq.batch_columns import REGION_BYTES, BatchFlag, Column
-from qmq.errors import CorruptBatch
+from pyspark_qmq.datasets import tables
+from qmq.errors import CorruptBatch, LogDamaged, MessagesExpired
+from qmq.log import checkpoint
+from qmq.log.actions import PlanAction, decode_actions
+from qmq.log.segment_index import UNREADABLE
+from qmq.wire.batch import ENVELOPE_BYTES, MAGIC, Kind
+from qmq.wire.batch_columns import REGION_BYTES, BatchFlag, Column
 
 ROWS_MAX: Final = 65_536
 """Messages per record batch."""
@@ -219,3 +235,179 @@ def _subjects(log: _Bytes, at: npt.NDArray[np.int64], headers: npt.NDArray[Any],
     data = log[np.repeat(begins - ends[:-1], sizes) + np.arange(ends[-1])]
     texts = pa.StringArray.from_buffers(len(sizes), pa.py_buffer(ends), pa.py_buffer(np.ascontiguousarray(data)))
     return pa.DictionaryArray.from_arrays(pa.array(which.astype(np.int32)), texts)
+
+
+VERSION: Final = 1
+ROW_BYTES: Final = 16
+"""Of a line of `.idx`."""
+_BUCKET: Final = Struct("<iQIQI")
+_MARK_MAGIC: Final = b"QMS1"
+
+
+class BucketFiles(NamedTuple):
+    """One bucket: `name` is that of its files, without suffix."""
+
+    name: str
+    number: int
+    begin_ms: int
+    log_bytes: int
+    messages: int
+    done_bytes: int
+    planned: tuple[bytes, ...] = ()
+    """Ordinals in open plans, u32 each."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleContents:
+    """The files and open plans of one delay group."""
+
+    index: int
+    """Of the newest entry that it knows."""
+    buckets: tuple[BucketFiles, ...]
+    """Ascending."""
+
+
+def of_checkpoint(projection: Any) -> ScheduleContents:
+    """A checkpoint's projection, as MessagePack decodes it. Raises LogDamaged if this program does not know its version."""
+    try:
+        version, bucket_ms, index, _, _, plans, _, buckets, *_ = projection
+        if version != VERSION:
+            raise LogDamaged(
+                f"the schedule has version {version}, this program supports {VERSION}: use a release as new as the delay group's"
+            )
+        planned: dict[int, list[bytes]] = {}
+        for plan in decode_actions(plans):
+            for number, ordinals in plan.items if isinstance(plan, PlanAction) else ():
+                planned.setdefault(number, []).append(ordinals)
+        rows = [
+            BucketFiles(name_of(number, bucket_ms), number, number * bucket_ms, log, messages, done, tuple(planned.get(number, ())))
+            for number, log, messages, done, _ in _BUCKET.iter_unpack(buckets)
+        ]
+    except (TypeError, ValueError, OverflowError, OSError, error, CorruptBatch) as cause:
+        raise LogDamaged(f"the checkpoint's schedule cannot be read ({cause})") from cause
+    return ScheduleContents(index, tuple(rows))
+
+
+def of_mark(data: bytes) -> ScheduleContents | None:
+    """Parse the file `adopted.qms`, which describes schedule files that came from another replica. None if it is incomplete."""
+    if data[:4] != _MARK_MAGIC or int(crc32c(data[8:])).to_bytes(4, "little") != data[4:8]:
+        return None
+    try:
+        projection = msgspec.msgpack.decode(data[8:])
+    except UNREADABLE as cause:
+        raise LogDamaged(f"the mark of the schedule's files cannot be read ({cause})") from cause
+    return of_checkpoint(projection)
+
+
+def name_of(bucket: int, bucket_ms: int) -> str:
+    """The name of a bucket's files: the bucket's beginning in UTC."""
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(bucket * bucket_ms // 1000))
+
+
+SCHEDULE: Final = "schedule"
+TASK_MESSAGES_MAX: Final = 1 << 20
+"""Messages per task."""
+
+
+class FolderStretch(NamedTuple):
+    """Ordinals `first` to `end` - 1 of one bucket, for one task."""
+
+    folder: str
+    """The folder of the store."""
+    group: str
+    bucket: BucketFiles
+    first: int
+    end: int
+
+
+def read_state(store: Path) -> ScheduleContents:
+    """The state at the newest checkpoint, or at the copy from another replica; empty if there is neither. Raises LogDamaged."""
+    found = checkpoint.load(store / "checkpoint")
+    if found is not None and found.projection is not None:
+        return of_checkpoint(found.projection)
+    try:
+        adopted = of_mark((store / SCHEDULE / "adopted.qms").read_bytes())
+    except FileNotFoundError:
+        adopted = None
+    return adopted or ScheduleContents(0, ())
+
+
+def furthest(stores: Iterable[tuple[str, Path]]) -> dict[str, tuple[Path, ScheduleContents]]:
+    """For each delay group, the store with the newest checkpoint. Raises LogDamaged."""
+    found: dict[str, tuple[Path, ScheduleContents]] = {}
+    for group, store in stores:
+        state = read_state(store)
+        if group not in found or state.index > found[group][1].index:
+            found[group] = store, state
+    return found
+
+
+def stretches(store: Path, group: str, state: ScheduleContents) -> list[FolderStretch]:
+    """The tasks for one delay group."""
+    return [
+        FolderStretch(str(store), group, bucket, first, min(first + TASK_MESSAGES_MAX, bucket.messages))
+        for bucket in state.buckets
+        for first in range(0, bucket.messages, TASK_MESSAGES_MAX)
+    ]
+
+
+def read(stretch: FolderStretch, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yields a task's rows. Raises LogDamaged, and MessagesExpired if the bucket has been closed and deleted since."""
+    name = Path(stretch.folder, SCHEDULE, stretch.bucket.name)
+    try:
+        yield from _read(stretch, name, columns)
+    except FileNotFoundError as cause:
+        raise MessagesExpired(f"{cause.filename} was delivered completely and deleted after the read began: read again") from None
+    except CorruptBatch as cause:
+        raise LogDamaged(
+            f"{name}.*: {cause.message}: restore the files from a copy, or move the replica's data folder away and start it again"
+        ) from cause
+
+
+def _read(stretch: FolderStretch, name: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    bucket = stretch.bucket
+    done = _part(name.with_suffix(".done"), 0, bucket.done_bytes) if bucket.done_bytes else b""
+    marks = states(bucket.messages, done, bucket.planned)
+    log = _mapped(name.with_suffix(".log"), bucket.log_bytes)
+    for first in range(stretch.first, stretch.end, ROWS_MAX):
+        end = min(first + ROWS_MAX, stretch.end)
+        lines = np.frombuffer(_part(name.with_suffix(".idx"), first * ROW_BYTES, (end - first) * ROW_BYTES), IDX_ROW)
+        yield _batch(stretch, rows(log, lines, first), marks[first:end], first, columns)
+
+
+def _batch(stretch: FolderStretch, found: ScheduleRows, marks: npt.NDArray[np.uint8], first: int, columns: Sequence[str]) -> pa.RecordBatch:
+    count = len(marks)
+    return tables.record_batch(
+        "schedules",
+        columns,
+        {
+            "subject": found.subjects,
+            "message_id": found.message_ids(),
+            "delay_group": pa.repeat(stretch.group, count),
+            "due_time": found.due_ms,
+            "append_time": found.append_ms,
+            "create_time": found.create_ms,
+            "state": pa.array(STATES).take(pa.array(marks)),
+            "bucket": np.full(count, stretch.bucket.begin_ms, np.int64),
+            "ordinal": np.arange(first, first + count),
+            "is_recurring": found.has_flag(BatchFlag.RECURRING),
+            "is_directed": found.has_flag(BatchFlag.DIRECTED),
+        },
+    )
+
+
+def _part(path: Path, at: int, size: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(at)
+        data = file.read(size)
+    if len(data) < size:
+        raise CorruptBatch(f"{path.name} ends at byte {at + len(data)}, and had more when the checkpoint was written")
+    return data
+
+
+def _mapped(path: Path, size: int) -> npt.NDArray[np.uint8]:
+    """A memory map of a file's first bytes."""
+    with path.open("rb") as file:
+        if path.stat().st_size < size:
+            raise CorruptBatch(f"{path.name} ends at byte {path.stat().st_size}, and had {size} when the checkpoint was written")
+        return np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8) if size else np.zeros(0, np.uint8)

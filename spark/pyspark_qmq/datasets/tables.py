@@ -8,7 +8,7 @@ All columns are nullable, as Spark requires. Times are milliseconds in the log a
     (null: the current state), verdict, delay_ms; for ordered subjects first_lp, end_lp (only messages of these logical partitions; null:
     all); for parked messages key
 
-`progress`: a row per second in which a group made progress on a queue (group_progress.py)
+`progress`: a row per second in which a group made progress on a queue (deliveries.py)
 
     subject, partition, broker_group, consumer_group, time, done_before, next_sequence, held, waiting, parked, expired, consumers
 
@@ -36,8 +36,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from pyspark_qmq.datasets.deliveries import GroupStanding
 from pyspark_qmq.datasets.delivery_fate import Delivery
-from pyspark_qmq.datasets.group_progress import GroupStanding
 from qmq.errors import InvalidArgument
 
 ROWS_MAX: Final = 16_384

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from pyspark_qmq.files.bounds import Bound, bound_of_checkpoint, load_checkpoint, read_bound
-from pyspark_qmq.files.log_folders import LogFolder, find_folders
-from pyspark_qmq.files.log_walk import whole_end
-from pyspark_qmq.files.mapped_segments import Mapped, SegmentFiles
-from qmq.batch import Envelope, Kind
+from pyspark_qmq.files.folders import Bound, LogFolder, bound_of_checkpoint, find_folders, load_checkpoint, read_bound
+from pyspark_qmq.files.index import whole_end
+from pyspark_qmq.files.segments import Mapped, SegmentFiles
 from qmq.errors import InvalidArgument, LogDamaged, MessagesExpired
+from qmq.wire.batch import Envelope, Kind
 
 
 def action_folders(paths: list[str], committed: str = "") -> list[LogFolder]:

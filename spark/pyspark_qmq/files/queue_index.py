@@ -17,7 +17,7 @@ from qmq.log.checkpoint import QueueState
 from qmq.log.command_messages import COMMAND_PRODUCER
 from qmq.log.consume_log import ENTRY_BYTES, ENTRY_TYPE, FILE_ENTRIES, SUFFIX, digest
 from qmq.model import Partition, QueueId
-from qmq.targeted import LOOK_INSIDE
+from qmq.rpc.channel import LOOK_INSIDE
 
 Entries = NDArray[np.void]
 

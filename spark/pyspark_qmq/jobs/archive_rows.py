@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for them
 from pyspark.sql.types import StructType
 
-from pyspark_qmq.lake.lake_table import LakeTable, find_table
+from pyspark_qmq.lake.table import LakeTable, find_table
 from pyspark_qmq.source_schema import default_schema
 from qmq.errors import InvalidArgument
 

@@ -11,13 +11,13 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
-from pyspark_qmq import read_options
+from pyspark_qmq import options
 from pyspark_qmq.jobs.job import checked_source, projection, source_options
 from pyspark_qmq.log_opening import address_of, log_at
 from pyspark_qmq.read_ranges import look
 from pyspark_qmq.source_model import Topology
 from qmq.errors import InvalidArgument
-from qmq.text_numbers import whole_number
+from qmq.text import whole_number
 
 QUEUE: Final = ("subject", "partition", "broker_group")
 """The columns that identify a queue."""
@@ -47,7 +47,7 @@ def read_subjects(
 
 def queues_now(args: argparse.Namespace) -> Topology:
     """The queues selected by the arguments. Raises InvalidArgument, UnknownSubject, NotConnected, LogDamaged."""
-    asked = read_options.parse(checked_source(source_options(args)), is_stream=False)
+    asked = options.parse(checked_source(source_options(args)), is_stream=False)
     return look(log_at(address_of(asked.where)), asked.choice)
 
 

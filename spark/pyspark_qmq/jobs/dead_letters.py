@@ -1,29 +1,219 @@
 """Reports dead letters by cause, and replays them.
 
-Failures are in the action logs (dead_letters_found.py lists the causes). With `--dead-subject`, the job also reads a subject to which
+Failures are in the action logs (dead_letters.py lists the causes). With `--dead-subject`, the job also reads a subject to which
 applications or brokers send dead letters, with headers that give the reason. `--replay` replays parked keys and messages of the dead-letter
-subject (dead_letters_replay.py); `--dry-run` only reports what would be replayed.
+subject (dead_letters.py); `--dry-run` only reports what would be replayed.
 
 Exit status 1 (findings) if there are dead letters that this run did not replay.
+
+Finds dead letters and their causes in deliveries and in a dead-letter subject. DataFrames in, a DataFrame out.
+
+A *letter* is a failed message, or a range of messages of one queue with the same outcome. Causes:
+
+    failing      it was delivered, failed at least the given number of times, and is not done
+    parked       it failed, and was set aside with its key                     (ordered subjects)
+    follower     it was set aside only because an earlier one of its key was
+    skipped      an operator skipped it while it was parked
+    expired      it was returned, and retention deleted it before its next delivery
+    dead         its attempts are exhausted: a copy is in the group's dead-letter queue (`%dlq%GROUP`)
+    ...          the value of a dead letter's reason header; `unknown` if there is none
+
+Replays dead letters.
+
+* The brokers replay parked keys, oldest partition of a key first, so that its messages come before newer ones of the key.
+* Messages of a dead-letter subject are sent as new messages to their original subject, with the same message id and a header that names the
+  dead letter (REPLAYED). Letters named by such a header in the original subject are skipped, so a second replay is harmless. If a crashed
+  replay and the next one both write a slice, they use the same writer's name, and the slice is stored once.
+
+Messages are sent in slices, in the order of storing (which keeps the order of keys), at a limited rate.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import Any, Final
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
-from pyspark_qmq.jobs import dead_letters_found as found_letters
-from pyspark_qmq.jobs.consumed import not_negative, of_groups, positive, queues_now, read_dataset, read_subjects, utc
-from pyspark_qmq.jobs.dead_letters_found import FOLLOWER, MESSAGE, PARKED, failed_ranges, letters
-from pyspark_qmq.jobs.dead_letters_replay import Pace, ReplayedKey, not_replayed, outgoing, send, unpark
+from pyspark_qmq.jobs.consumed import QUEUE, covered, not_negative, of_groups, positive, queues_now, read_dataset, read_subjects, utc
 from pyspark_qmq.jobs.job import main, read_log
-from pyspark_qmq.jobs.plot_data import Plot
-from pyspark_qmq.jobs.report import Report, ReportTable
-from qmq.errors import InvalidArgument
+from pyspark_qmq.jobs.report import Plot, Report, ReportTable
+from qmq.client.client import Client
+from qmq.errors import InvalidArgument, UnknownGroup
+from qmq.model import PREFIX
+
+FAILING: Final = "failing"
+PARKED: Final = "parked"
+FOLLOWER: Final = "follower"
+SKIPPED: Final = "skipped"
+EXPIRED: Final = "expired"
+UNKNOWN: Final = "unknown"
+RANGE: Final = (*QUEUE, "consumer_group", "first_sequence", "last_sequence", "first_lp", "end_lp", "attempts", "cause", "key")
+MESSAGE: Final = (*QUEUE, "sequence", "logical_partition", "key", "tags", "message_id", "append_time")
+DEAD: Final = "dead"
+_CAUSES: Final = {"drop": SKIPPED, "expired": EXPIRED, "dead": DEAD}
+"""The cause for each outcome of a delivery."""
+
+
+def failed_ranges(deliveries: DataFrame, attempts: int, *, with_dead: bool = True) -> DataFrame:
+    """The deliveries that failed for good, with the columns RANGE. `attempts`: failures from which a message counts as failing.
+
+    Without `with_dead`, messages in a dead-letter queue are left out, because they are read from the queue.
+    """
+    tried = F.col("verdict").isin("open", "waiting") & (F.col("attempt") > attempts)
+    failing = deliveries.where(tried).withColumns({"attempts": F.col("attempt") - 1, "cause": F.lit(FAILING)})
+    ends = [fate for fate in _CAUSES if with_dead or fate != "dead"]
+    ended = deliveries.where(F.col("verdict").isin(*ends)).withColumn("attempts", F.col("attempt"))
+    cause = F.create_map(*[F.lit(each) for pair in _CAUSES.items() for each in pair])[F.col("verdict")]
+    return failing.select(*RANGE).unionByName(ended.withColumn("cause", cause).select(*RANGE)).unionByName(_parked(deliveries))
+
+
+def _parked(deliveries: DataFrame) -> DataFrame:
+    """The parked messages. Whether a message failed itself is known from its event, if the log still has it."""
+    names = (*QUEUE, "consumer_group", "first_sequence")
+    events = deliveries.where("verdict = 'park'").groupBy(*names).agg(F.max_by("attempt", "settled_time").alias("attempts"))
+    found = deliveries.where("verdict = 'parked'").join(events, list(names), "left")
+    return found.withColumn("cause", F.when(F.col("attempts") == 0, FOLLOWER).otherwise(PARKED)).select(*RANGE)
+
+
+def letters(messages: DataFrame, ranges: DataFrame) -> DataFrame:
+    """The stored messages of the ranges, each with its cause."""
+    found = covered(messages.select(*MESSAGE), ranges.drop("key"))
+    return found.select(*MESSAGE, "consumer_group", "cause", "attempts")
+
+
+def dead_letters(dead: DataFrame, cause_header: str, subject_header: str, group_header: str) -> DataFrame:
+    """Messages of a dead-letter subject as letters, with the values of their headers and all columns that a replay needs."""
+    return dead.select(
+        *dead.columns,
+        F.coalesce(_text(cause_header), F.lit(UNKNOWN)).alias("cause"),
+        _text(subject_header).alias("original_subject"),
+        _text(group_header).alias("consumer_group"),
+        F.format_string("%s/%d@%s#%d", *(F.col(each) for each in ("subject", "partition", "broker_group", "sequence"))).alias("mark"),
+    )
+
+
+def _text(header: str) -> Column:
+    return F.decode(F.try_element_at("headers", F.lit(header)), "UTF-8")
+
+
+REPLAYED: Final = "replayed-from"
+"""Header of a replayed message: the dead letter's subject/partition@group#sequence."""
+SLICE_ROWS_MAX: Final = 10_000
+_ORDER: Final = ("append_time", "subject", "partition", "broker_group", "sequence")
+
+
+class ReplayedKey(NamedTuple):
+    """A parked key of a group on one partition."""
+
+    subject: str
+    group: str
+    key: bytes
+    partition: int
+    messages: int
+
+
+class Pace:
+    """Limits messages per second (0: no limit). `clock` returns seconds, `sleep` waits."""
+
+    def __init__(self, rate: int, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.rate = rate
+        self._clock = clock
+        self._sleep = sleep
+        self._free_s = clock()
+
+    def wait(self) -> None:
+        """Wait until more messages may be sent."""
+        ahead_s = self._free_s - self._clock()
+        if ahead_s > 0:
+            self._sleep(ahead_s)
+
+    def went(self, messages: int) -> None:
+        """Count sent messages."""
+        if self.rate:
+            self._free_s = max(self._free_s, self._clock()) + messages / self.rate
+
+    @property
+    def slice_rows(self) -> int:
+        """The number of messages to send at once."""
+        return min(self.rate, SLICE_ROWS_MAX) if self.rate else SLICE_ROWS_MAX
+
+
+def unpark(servers: str, keys: Iterable[ReplayedKey], pace: Pace) -> int:
+    """Replay parked keys, oldest partition of each key first; returns the number of messages. Keys that are no longer parked are skipped.
+
+    Raises NotConnected, UnknownSubject, OrderMismatch.
+    """
+    return asyncio.run(_unpark(servers, sorted(keys), pace))
+
+
+async def _unpark(servers: str, keys: list[ReplayedKey], pace: Pace) -> int:
+    total = 0
+    client = Client(servers.split(","), create_subjects=False)
+    try:
+        for each in keys:
+            pace.wait()
+            try:
+                given = await client.metadata.unpark(each.subject, each.group, each.partition, each.key, replay=True)
+            except UnknownGroup:
+                given = 0
+            pace.went(given)
+            total += given
+    finally:
+        await client.close()
+    return total
+
+
+def not_replayed(letters: DataFrame, stored: DataFrame) -> DataFrame:
+    """The letters that are not named by the REPLAYED header of a message in `stored`, which must have `headers`."""
+    back = stored.select(F.decode(F.try_element_at("headers", F.lit(REPLAYED)), "UTF-8").alias("mark")).where("mark is not null")
+    return letters.join(back.distinct(), "mark", "left_anti")
+
+
+def outgoing(letters: DataFrame) -> DataFrame:
+    """The letters as new messages, numbered from 0 in the order of storing: the sink's columns and `number`."""
+    kept = F.map_filter(F.coalesce("headers", F.create_map().cast("map<string,binary>")), lambda name, _: ~name.startswith(PREFIX))
+    own = F.map_filter(kept, lambda name, _: name != REPLAYED)
+    headers = F.map_concat(own, F.create_map(F.lit(REPLAYED), F.encode("mark", "UTF-8")))
+    number = F.row_number().over(Window.orderBy(*_ORDER)) - 1
+    return letters.select(
+        number.alias("number"),
+        "mark",
+        F.col("original_subject").alias("subject"),
+        "key",
+        "body",
+        "tags",
+        headers.alias("headers"),
+        "create_time",
+        "message_id",
+    )
+
+
+def send(rows: DataFrame, servers: str, pace: Pace) -> int:
+    """Write the messages of `outgoing`, slice by slice; returns their number."""
+    numbered = rows.persist()
+    try:
+        count = numbered.count()
+        for first in range(0, count, pace.slice_rows):
+            pace.wait()
+            piece = numbered.where((F.col("number") >= first) & (F.col("number") < first + pace.slice_rows))
+            _write(piece, servers)
+            pace.went(min(pace.slice_rows, count - first))
+    finally:
+        numbered.unpersist()
+    return count
+
+
+def _write(piece: DataFrame, servers: str) -> None:
+    """Write one slice in order, as one task. The writer's name is derived from the slice's letters."""
+    name = piece.select(F.md5(F.concat_ws(",", F.sort_array(F.collect_list("mark"))))).collect()[0][0]
+    rows = piece.coalesce(1).sortWithinPartitions("number").drop("number", "mark")
+    rows.write.format("qmq").mode("append").option("qmq.servers", servers).option("qmq.txnId", f"dead_letters {name}").save()
+
 
 EXAMPLES: Final = 20
 _DEAD: Final = (*(name for name in MESSAGE if name != "logical_partition"), "body", "headers", "create_time")
@@ -76,7 +266,7 @@ class DeadLettersJob:
 
     def _dead(self, spark: SparkSession, args: argparse.Namespace) -> DataFrame:
         read = read_subjects(spark, args, _DEAD, [args.dead_subject])
-        found = found_letters.dead_letters(read, args.cause_header, args.subject_header, args.group_header)
+        found = dead_letters(read, args.cause_header, args.subject_header, args.group_header)
         if args.cause:
             found = found.where(F.col("cause").isin(args.cause))
         return found.where(F.col("consumer_group").isin(args.group)) if args.group else found

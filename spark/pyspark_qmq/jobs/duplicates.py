@@ -26,14 +26,13 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for them
 
-from pyspark_qmq.jobs import order_replays
+from pyspark_qmq.jobs import order_checks
 from pyspark_qmq.jobs.consumed import positive
 from pyspark_qmq.jobs.job import main, read_log, source_options
 from pyspark_qmq.jobs.order_keys import with_streams
-from pyspark_qmq.jobs.plot_data import Plot
-from pyspark_qmq.jobs.report import Report, ReportTable, cell
-from qmq.clock import time_of
-from qmq.headers import GROUP
+from pyspark_qmq.jobs.report import Plot, Report, ReportTable, cell
+from qmq.model import GROUP
+from qmq.process.event_loop import time_of
 
 COLUMNS: Final = (
     "subject",
@@ -161,7 +160,7 @@ def _broken_chains(rows: DataFrame, chosen: DataFrame) -> DataFrame:
     is_carried = F.col("sender") != F.col("producer_id")
     known = with_streams(chain.withColumn("is_carried", is_carried), has_carried=True)
     wanted = chosen.filter(F.col("key").isNotNull() & (F.col("partition") > 0)).select(whole_key.alias("key"), "message_id").distinct()
-    steps = order_replays.chains(known, wanted)
+    steps = order_checks.chains(known, wanted)
     jumps = ~F.col("is_twice") & (F.col("rank") > F.col("before.rank") + 1)
     marked = steps.withColumn("is_broken", F.max(jumps).over(Window.partitionBy("key", "sender")))
     return marked.filter("is_broken").select("subject", F.col("bare_key").alias("key"), "message_id", "is_broken").distinct()

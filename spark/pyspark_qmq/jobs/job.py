@@ -25,10 +25,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
 
 from pyspark_qmq import datasets
-from pyspark_qmq.jobs import report as reports
+from pyspark_qmq.jobs import report
 from pyspark_qmq.jobs.report import Report
-from pyspark_qmq.read_options import LOGS, log_of
-from pyspark_qmq.registration import register
+from pyspark_qmq.options import LOGS, log_of
+from pyspark_qmq.source import register
 from pyspark_qmq.source_schema import COLUMNS, MORE_COLUMNS
 from qmq.errors import InvalidArgument, QmqError
 
@@ -95,15 +95,15 @@ def _run(job: Job, args: argparse.Namespace, argv: list[str], spark: SparkSessio
     session = active or _new_session(job, args.master)
     try:
         found = job.run(session, args)
-        made = reports.Made(datetime.now(UTC), shlex.join(["qmq", "spark", job.name, *argv]))
-        page = reports.write(found, Path(args.out), made) if args.out else None
+        made = report.Made(datetime.now(UTC), shlex.join(["qmq", "spark", job.name, *argv]))
+        page = report.write(found, Path(args.out), made) if args.out else None
     finally:
         if active is None:
             session.stop()
     if args.json:
-        sys.stdout.write(json.dumps(reports.summary(found)) + "\n")
+        sys.stdout.write(json.dumps(report.summary(found)) + "\n")
     else:
-        sys.stdout.write(reports.text(found, page))
+        sys.stdout.write(report.text(found, page))
     return CLEAN if found.is_clean else FINDINGS
 
 
@@ -195,7 +195,8 @@ def time_ms(text: str, argument: str) -> int:
 
 
 def read_log(spark: SparkSession, args: argparse.Namespace, columns: Sequence[str], **options: str) -> DataFrame:
-    """A batch read of the log selected by the common arguments. Only the given columns are read (source_schema.py has their names).
+    """A batch read of the log selected by the common arguments. Only the given columns are read (spark/pyspark_qmq/source_schema.py has
+    their names).
 
     `options` are the data source's and take precedence over the arguments (`**{"qmq.log": "deliveries"}` reads another dataset, whose
     columns are in `pyspark_qmq.datasets`). The DataFrame is a snapshot: repeated use gives the same rows.

@@ -20,8 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.io import OutputStream
 
-from pyspark_qmq.lake.data_folder import DataFolder
-from pyspark_qmq.lake.lake_schema import SCHEMA, WITHOUT_BOUNDS
+from pyspark_qmq.lake.catalog import SCHEMA, WITHOUT_BOUNDS, DataFolder
 
 ROW_GROUP_BYTES: Final = 32 << 20
 _DAY_US: Final = 86_400_000_000

@@ -15,7 +15,7 @@ from pyiceberg.exceptions import ValidationError
 from pyiceberg.io import FileIO, InputStream
 from pyiceberg.table import Table
 
-from pyspark_qmq.lake.catalogs import is_away
+from pyspark_qmq.lake.catalog import is_away
 from qmq.errors import LogDamaged, MessagesExpired, QmqError
 from qmq.limits import MIB
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from pyspark_qmq.committed_log import LogAddress
-from pyspark_qmq.lake.data_folder import DataFolder
+from pyspark_qmq.lake.catalog import COLUMNS, REJECTED_SCHEMA, DataFolder, typed_schema
 from pyspark_qmq.lake.day_files import DayFile, DayFiles
-from pyspark_qmq.lake.lake_schema import COLUMNS, REJECTED_SCHEMA, typed_schema
 from pyspark_qmq.lake.typed_rows import BodyTypes, TypedRows
 from pyspark_qmq.planning import ReadTask
 from pyspark_qmq.read_ranges import read_task

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_qmq.lake.lake_schema import REJECTED_SCHEMA, typed_schema
+from pyspark_qmq.lake.catalog import REJECTED_SCHEMA, typed_schema
 from pyspark_qmq.lake.typed_columns import column
 from qmq.schemas.body_decoder import Decode, decoder_of, reason_of
 from qmq.schemas.declared_schema import DeclaredSchema

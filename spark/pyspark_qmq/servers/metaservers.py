@@ -1,27 +1,88 @@
-"""Blocking calls to metaservers: asks one after another until one answers or `retry_ms` has passed."""
+"""Blocking calls to metaservers: asks one after another until one answers or `retry_ms` has passed.
+
+Retries of operations whose failure may be temporary: another metaserver, a new master.
+
+The token with which Spark's driver and executors authenticate, taken from the environment (docs/ACCESS.md).
+
+Set it for executors with `spark.executorEnv.QMQ_TOKEN_FILE`: Spark's UI shows the file's name, but not the token.
+"""
 
 from __future__ import annotations
 
 import itertools
+import random
+import time
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import grpc
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from pyspark_qmq.servers.retry_deadline import patiently
 from pyspark_qmq.servers.server_routes import routes_of
-from pyspark_qmq.servers.shown_token import token_for
 from pyspark_qmq.source_model import Routes
-from qmq.client.metadata_answers import placement_of
-from qmq.client.route_book import Placement
+from qmq.client.metadata.cache import Placement, placement_of
 from qmq.errors import CallerError, CoordinationError, InvalidArgument, NotConnected, QmqError, Unavailable
-from qmq.network import parse
 from qmq.proto.v1 import control_pb2_grpc, meta_pb2_grpc
 from qmq.proto.v1 import meta_pb2 as pb
-from qmq.rpc import is_from_wrong_server, typed_error
-from qmq.rpc_channel import RenewedChannel, metadata_of
+from qmq.rpc.channel import RenewedChannel, is_from_wrong_server, metadata_of, typed_error
+from qmq.rpc.network import parse, require_private
+from qmq.rpc.server_name import ANY_SERVER, ServerName
 from qmq.security.tls import Credentials, Tls
-from qmq.server_name import ANY_SERVER, ServerName
+from qmq.security.tokens import token_source
+
+PAUSE_S_MIN: Final = 0.05
+PAUSE_S_MAX: Final = 0.5
+
+_R = TypeVar("_R")
+
+
+def patiently(act: Callable[[], _R], retry_ms: int) -> _R:
+    """Retry an operation that raises Unavailable, with growing pauses and jitter, for `retry_ms`; then raise the last error."""
+    retrying = Retrying(
+        retry=retry_if_exception_type(Unavailable),
+        stop=stop_after_delay(retry_ms / 1000),
+        reraise=True,
+        wait=wait_random_exponential(multiplier=PAUSE_S_MIN, max=PAUSE_S_MAX),
+    )
+    return retrying(act)
+
+
+class RetryDeadline:
+    """The same for work in steps: `retry_ms` counts from the last successful step."""
+
+    def __init__(self, retry_ms: int) -> None:
+        self._retry_ms = retry_ms
+        self._until_s = 0.0
+        self._tries = 0
+        self.renew()
+
+    def renew(self) -> None:
+        """A step succeeded: start the deadline again."""
+        self._until_s = time.monotonic() + self._retry_ms / 1000
+        self._tries = 0
+
+    @property
+    def left_ms(self) -> int:
+        """The remaining time for retries; 0 if none is left."""
+        return max(int((self._until_s - time.monotonic()) * 1000), 0)
+
+    def pause(self, failure: QmqError) -> None:
+        """Wait before the next try. Raises the failure if no time is left."""
+        if not self.left_ms:
+            raise failure
+        longest_s = min(PAUSE_S_MIN * 2**self._tries, PAUSE_S_MAX)
+        self._tries += 1
+        time.sleep(min(random.uniform(0, longest_s), self.left_ms / 1000))  # noqa: S311 - jitter, not a secret
+
+
+def token_for(address: str) -> str:
+    """The token, or an empty string. Raises InvalidArgument if it cannot be read, or would be sent in plain text to another machine."""
+    source = token_source(None)
+    if source is None:
+        return ""
+    require_private(address, is_encrypted=Tls.from_environment() is not None)
+    return source()
+
 
 CALL_S: Final = 5.0
 RETRY_MS: Final = 60_000

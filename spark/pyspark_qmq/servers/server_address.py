@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyspark_qmq.servers.blocking_connection import TIMING, ConnectionTiming
+from pyspark_qmq.servers.connection import TIMING, ConnectionTiming
+from pyspark_qmq.servers.log import ServerLog
 from pyspark_qmq.servers.metaservers import RETRY_MS, Metadata
-from pyspark_qmq.servers.server_log import ServerLog
 
 
 @dataclass(frozen=True, slots=True)

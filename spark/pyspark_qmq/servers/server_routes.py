@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qmq_ordering.route import LpRange
+from qmq_ordering.routes import LpRange
 
 from pyspark_qmq.source_model import RoutePartition, Routes
 from qmq.model import Order

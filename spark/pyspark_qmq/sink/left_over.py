@@ -1,8 +1,8 @@
 """Looks for rows that an earlier attempt of an epoch stored and that no task of this attempt has. Pure.
 
-A task compares its rows with those of the same Spark partition (`row_sender.py`). If the repeated epoch has fewer tasks, nobody has the
-partitions of the others: their rows are in other tasks now, which have stored them a second time. So when all tasks are done, the driver
-looks for rows
+A task compares its rows with those of the same Spark partition (`row_distribution.py`). If the repeated epoch has fewer tasks, nobody has
+the partitions of the others: their rows are in other tasks now, which have stored them a second time. So when all tasks are done, the
+driver looks for rows
 
 * of the next `BEYOND` Spark partitions. Spark starts tasks in the order of their partitions, so an attempt that stored rows of any later
   partition stored rows of one of these, too;
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pyspark_qmq.sink.core_requests import Ask, Locate, Look, LookedUp, Where
+from pyspark_qmq.sink.requests import Ask, Locate, Look, LookedUp, Where
 from pyspark_qmq.sink.row_identity import RowTarget, RowWriter
 from pyspark_qmq.source_model import Routes
 from qmq.errors import AccessDenied, InvalidArgument, UnknownSubject

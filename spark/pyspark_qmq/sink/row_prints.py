@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspark_qmq.sink import arrow_vectors
+from pyspark_qmq.sink.options import Fields
 from pyspark_qmq.sink.packets import Load
 from pyspark_qmq.sink.row_identity import Ids
-from pyspark_qmq.sink.sink_schema import Fields
-from qmq.batch import BatchView
+from qmq.wire.batch import BatchView
 
 Prints = npt.NDArray[np.uint64]
 """8 bytes per row; 0: not known, so not compared."""

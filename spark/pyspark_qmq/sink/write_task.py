@@ -19,19 +19,16 @@ from typing import Final, Protocol
 import numpy as np
 import pyarrow as pa
 
-from pyspark_qmq.servers.blocking_connection import BlockingConnection
-from pyspark_qmq.sink import arrow_vectors, batch_encoding, packets, row_prints
-from pyspark_qmq.sink.balanced_rows import BalancedRows
-from pyspark_qmq.sink.chunks import RowChunk, cut
-from pyspark_qmq.sink.core_requests import Ask, Locate, LookedUp, SubjectCore, Where
+from pyspark_qmq.servers.connection import BlockingConnection
+from pyspark_qmq.sink import arrow_vectors, encoding, packets, row_prints
+from pyspark_qmq.sink.cluster import SinkAnswer, SinkConnection
 from pyspark_qmq.sink.left_over import Destination
-from pyspark_qmq.sink.packets import Load, Packet
-from pyspark_qmq.sink.partitioned_rows import PartitionedRows
+from pyspark_qmq.sink.options import Fields, SinkOptions
+from pyspark_qmq.sink.packets import Load, Packet, RowChunk, cut
+from pyspark_qmq.sink.requests import Ask, Locate, LookedUp, SubjectCore, Where
+from pyspark_qmq.sink.row_distribution import BalancedRows, PartitionedRows
 from pyspark_qmq.sink.row_identity import Ids, RowTarget, RowWriter
-from pyspark_qmq.sink.sink_connection import SinkAnswer, SinkConnection
-from pyspark_qmq.sink.sink_options import SinkOptions
-from pyspark_qmq.sink.sink_schema import Fields
-from qmq.client.delay_home import DelayHome
+from qmq.client.producing.delayed import DelayHome
 from qmq.errors import NotConnected, NotMaster, Outcome, QmqError, Stopping, Unavailable
 from qmq.limits import MIB
 
@@ -228,7 +225,7 @@ class WriteTask:
 
     def _send(self, packet: Packet) -> None:
         if packet.encoded is None:
-            packet.encoded = batch_encoding.encode(
+            packet.encoded = encoding.encode(
                 packet,
                 self._writer,
                 self._fields,

@@ -17,11 +17,10 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 from pyspark.taskcontext import TaskContext
 
-from pyspark_qmq.servers.retry_deadline import patiently
+from pyspark_qmq.servers.metaservers import patiently
 from pyspark_qmq.sink.left_over import WrittenRows, refuse_left_over
+from pyspark_qmq.sink.options import Fields, SinkOptions
 from pyspark_qmq.sink.row_identity import RowWriter
-from pyspark_qmq.sink.sink_options import SinkOptions
-from pyspark_qmq.sink.sink_schema import Fields
 from pyspark_qmq.sink.write_task import Counts, WriteTask
 from qmq.errors import InvalidArgument
 
@@ -124,7 +123,7 @@ def _context() -> Any:
 
 
 def _write(iterator: Iterator[pa.RecordBatch], options: SinkOptions, fields: Fields, name: str, epoch: int, *, may_repeat: bool) -> Written:
-    from pyspark_qmq.sink.sink_cluster import cluster_at  # Imported here because only executors open connections.
+    from pyspark_qmq.sink.cluster import cluster_at
 
     partition = _context().partitionId()
     writer = RowWriter(name, partition, epoch, has_own_ids=fields.message_id >= 0)
@@ -135,7 +134,7 @@ def _write(iterator: Iterator[pa.RecordBatch], options: SinkOptions, fields: Fie
 
 def _check(options: SinkOptions, messages: list[WriterCommitMessage | None]) -> None:
     """Raise InvalidArgument if an earlier attempt stored rows that no task has now."""
-    from pyspark_qmq.sink.sink_cluster import SinkCluster
+    from pyspark_qmq.sink.cluster import SinkCluster
 
     written = [each for each in messages if isinstance(each, Written)]
     if any(each.may_repeat for each in written):

@@ -6,21 +6,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import qmq_ordering.advance as advancing
+import qmq_ordering.lanes as advancing
 from qmq_coordination.coordination_store import Put
 from qmq_coordination.ordered_records import change_key
-from qmq_ordering.frontier import Frontier, FrontierPiece
-from qmq_ordering.phases import PhaseEvent, step
-from qmq_ordering.route import FENCED
+from qmq_ordering.changes import PhaseEvent, step
+from qmq_ordering.lanes import Frontier, FrontierPiece
+from qmq_ordering.routes import FENCED
 
 from ordersim.bugs.planting import plant
 from qmq.errors import CoordinationUnknown
 from qmq.log.queue import Queue
-from qmq.meta.ordered import changes as changes_module
-from qmq.meta.ordered import group_rounds as groups_module
+from qmq.meta.ordered import changes, rounds
 from qmq.meta.ordered.changes import RouteChanges
-from qmq.meta.ordered.group_records import Records
-from qmq.meta.ordered.group_rounds import GroupRounds
+from qmq.meta.ordered.groups import Records
+from qmq.meta.ordered.rounds import GroupRounds
 
 # --- changes -------------------------------------------------------------------------------------------------------------
 
@@ -30,7 +29,7 @@ async def _publish_first(self: RouteChanges, subject: str, item: Any, change: An
     for number in change.sources:
         after = step(after, PhaseEvent.SOURCE_SEALED, number=number, sequence=FENCED)
     after = step(after, PhaseEvent.ALL_SEALED, now_ms=self._now_ms())
-    await self._store.txn([changes_module.unchanged(item)], [Put(item.key, after.encode())])
+    await self._store.txn([changes.unchanged(item)], [Put(item.key, after.encode())])
 
 
 async def _prepare_blindly(self: RouteChanges, subject: str, latest: Any, change: Any) -> None:
@@ -122,9 +121,9 @@ async def _put_blindly(self: Records, item: Any, record: Any) -> Any:
     return replace(item, value=record.encode(), mod_revision=done.revision)
 
 
-plant("advance when the first of several sources is finished", (groups_module, "advance", _on_first_source))
-plant("open a range when another one of its source is finished", (groups_module, "advance", _by_any_range))
-plant("skip a version", (groups_module, "advance", _two_at_once))
+plant("advance when the first of several sources is finished", (rounds, "advance", _on_first_source))
+plant("open a range when another one of its source is finished", (rounds, "advance", _by_any_range))
+plant("skip a version", (rounds, "advance", _two_at_once))
 plant("take progress that is missing for done", (Queue, "is_finished", _missing_is_done))
 plant("put a frontier without comparing", (Records, "swap", _put_blindly))
 

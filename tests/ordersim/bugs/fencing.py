@@ -10,10 +10,10 @@ from qmq_coordination.ordered_records import Fence, fence_key
 
 from ordersim.bugs.planting import plant
 from qmq.errors import CoordinationUnknown
+from qmq.meta.ordered.changes import Sealing
 from qmq.meta.ordered.controller import Controller
-from qmq.meta.ordered.sealing import Sealing
-from qmq.node import write_lease as rights
-from qmq.node.write_lease import WriteLease
+from qmq.node.replica import status
+from qmq.node.replica.status import WriteLease
 
 
 async def _fence(self: Sealing, subject: str, part: Any, change: Any, record: Any, began_ms: int, *, looks: bool) -> bool:
@@ -39,7 +39,7 @@ async def _without_comparing(self: Sealing, subject: str, part: Any, change: Any
 
 async def _look_at_nothing(self: WriteLease) -> None:
     self._epoch, self._lease = self._heard[:2]
-    self._until_ms = self._heard[2] + int(self._lease_ms() * (1 - rights.MARGIN))
+    self._until_ms = self._heard[2] + int(self._lease_ms() * (1 - status.MARGIN))
 
 
 async def _lift_nothing(self: Controller) -> None:
@@ -51,5 +51,5 @@ plant("fence without comparing the master's key", (Sealing, "_is_fenced", _witho
 plant("leave a fence in the store for ever", (Controller, "_lift_fences", _lift_nothing))
 plant("remove a fence before its seal is known", (Fence, "is_needed", lambda *_: False))
 plant("never end the right by the clock", (WriteLease, "__call__", lambda self: self._until_ms > 0))
-plant("keep the right for longer than the lease", (rights, "MARGIN", -0.5))
+plant("keep the right for longer than the lease", (status, "MARGIN", -0.5))
 plant("do not list the fences under a new lease", (WriteLease, "_look", _look_at_nothing))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ordersim.bugs.planting import plant
-from qmq.log import lane_share as lanes_module
+from qmq.log import lane_state
 from qmq.log.actions import LaneUnpark
-from qmq.log.lane_share import LaneShare
+from qmq.log.lane_state import LaneShare
 
 _unpark = LaneShare._unpark
 
@@ -16,7 +16,7 @@ def _replay_without_the_last(self: LaneShare, action: Any) -> int:
     parked = self.parked.get(action.key)
     if action.replays and parked is not None and len(parked.sequences) > 1:
         parked.sequences.pop()
-        self.parked_bytes -= lanes_module._MESSAGE_BYTES
+        self.parked_bytes -= lane_state._MESSAGE_BYTES
     return _unpark(self, action)
 
 
@@ -32,7 +32,7 @@ def _forget_key_and_not_its_size(self: LaneShare, key: bytes) -> Any:
 
 
 def _unparks(unpark: Any) -> tuple[Any, str, Any]:
-    return lanes_module, "_APPLY", {**lanes_module._APPLY, LaneUnpark: unpark}
+    return lane_state, "_APPLY", {**lane_state._APPLY, LaneUnpark: unpark}
 
 
 plant("leave the last message of a parked key out of its replay", _unparks(_replay_without_the_last))

@@ -6,14 +6,14 @@ from contextlib import nullcontext
 from typing import Any
 
 from ordersim.bugs.planting import plant
-from qmq.broker import lanes as lanes_module
-from qmq.broker.broker_admin import BrokerAdmin
-from qmq.broker.lane_admin import LaneAdmin
-from qmq.broker.lanes import Lanes
-from qmq.client.ordered.key_queue import KeyQueue
-from qmq.client.ordered.lane_reader import LaneReader
+from qmq.broker.admin import BrokerAdmin
+from qmq.broker.lanes import lanes
+from qmq.broker.lanes.admin import LaneAdmin
+from qmq.broker.lanes.lanes import Lanes
+from qmq.client.consuming.ordered.keys import KeyQueue
+from qmq.client.consuming.ordered.lane_reader import LaneReader
 from qmq.log.actions import LaneBegin
-from qmq.log.lane_share import LaneHolder, LaneShare
+from qmq.log.lane_state import LaneHolder, LaneShare
 
 _attach, _find, _share = Lanes.attach, Lanes._find, Lanes.share
 _next = KeyQueue.next
@@ -70,8 +70,8 @@ def _finish_if_there(self: KeyQueue[Any, Any], key: bytes) -> None:
 
 
 plant("answer a grant before it is committed", (Lanes, "attach", _answer_at_once))
-plant("grant a lane that overlaps another one", (lanes_module, "_divide", _without_others))
-plant("take a lane over while its lease runs", (lanes_module, "_divide", _take_over))
+plant("grant a lane that overlaps another one", (lanes, "_divide", _without_others))
+plant("take a lane over while its lease runs", (lanes, "_divide", _take_over))
 plant(
     "report a lane finished before that is committed",
     (LaneAdmin, "describe", _describe_early),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ordersim.bugs.planting import plant
-from qmq.broker.lanes import Lanes
-from qmq.client.ordered.lane_core import Cell, LaneCore, LaneState, _piece
-from qmq.log import lane_share as lanes_module
-from qmq.log.lane_share import LaneHolder, LaneShare
+from qmq.broker.lanes.lanes import Lanes
+from qmq.client.consuming.ordered.lane import Cell, LaneCore, LaneState, _piece
+from qmq.log import lane_state
+from qmq.log.lane_state import LaneHolder, LaneShare
 from qmq.wire.frame_payloads import LaneVerdict
 
 _holder, _release, _grant = LaneShare.holder, LaneShare._release, LaneShare._grant
@@ -35,7 +35,7 @@ plant(
     (LaneShare, "holder", _find_void),
     (LaneShare, "_release", _keep_void),
     (Lanes, "forget", _do_not_tell),
-    (lanes_module, "_APPLY", {**lanes_module._APPLY, lanes_module.LaneRelease: _keep_void}),
+    (lane_state, "_APPLY", {**lane_state._APPLY, lane_state.LaneRelease: _keep_void}),
 )
 
 
@@ -51,7 +51,7 @@ def _done_everywhere(self: LaneShare, action: Any) -> int:
 
 plant(
     "count as done what is another lane's",
-    (lanes_module, "_APPLY", {**lanes_module._APPLY, lanes_module.LaneDone: _done_everywhere}),
+    (lane_state, "_APPLY", {**lane_state._APPLY, lane_state.LaneDone: _done_everywhere}),
 )
 
 

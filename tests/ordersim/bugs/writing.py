@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ordersim.bugs.planting import plant
-from qmq.broker.lane_admin import LaneAdmin
-from qmq.broker.ordered_writes import Admission
-from qmq.client.ordered.ordered_batch import OrderedBatch
-from qmq.client.ordered.stream import Stream
+from qmq.broker.lanes.admin import LaneAdmin
+from qmq.broker.lanes.ordered_writes import Admission
+from qmq.client.producing.ordered.batch import OrderedBatch
+from qmq.client.producing.ordered.stream import Stream
 from qmq.errors import RightLapsed, RouteChanged
 
 # --- the broker ----------------------------------------------------------------------------------------------------------

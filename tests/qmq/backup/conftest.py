@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from backup_judge import History
 from live_cluster import LiveCluster, running
-from qmq_coordination.etcd.etcd_process import EtcdProcess
+from qmq_coordination.etcd.process import EtcdProcess
 
 
 @pytest.fixture

@@ -10,28 +10,26 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from qmq_coordination.etcd.etcd_store import EtcdStore
+from qmq_coordination.etcd.store import EtcdStore
 from qmq_coordination.view import ClusterView
 from qmq_replication.ready import Timing
 
 import qmq
-from qmq.backup.backup_manifest import BackupManifest
-from qmq.backup.backup_objects import BackupObjects
-from qmq.backup.creating import BackupCreator
-from qmq.backup.replica_folder import ReplicaTarget
-from qmq.backup.restoring import Restore
-from qmq.broker.broker_config import BrokerConfig
+from qmq.backup.create import BackupCreator
+from qmq.backup.manifest import BackupManifest
+from qmq.backup.objects import BackupObjects
+from qmq.backup.restore import ReplicaTarget, Restore
+from qmq.broker.config import BrokerConfig
 from qmq.limits import KIB
 from qmq.log.log_config import LogConfig
-from qmq.meta.meta_server import MetaConfig, MetaServer
-from qmq.network import NETWORK
-from qmq.node import bootstrap
-from qmq.node.broker_node import broker_node
-from qmq.node.delay_node import DelayReplicaConfig, delay_node
-from qmq.node.environment import Environment
-from qmq.node.etcd_options import EtcdOptions
-from qmq.node.replica_config import ReplicaConfig
-from qmq.node.replica_node import ReplicaNode
+from qmq.meta.server import MetaConfig, MetaServer
+from qmq.node import process
+from qmq.node.broker import broker_node
+from qmq.node.delay import DelayReplicaConfig, delay_node
+from qmq.node.process import Environment, EtcdOptions
+from qmq.node.replica.context import ReplicaConfig
+from qmq.node.replica.node import ReplicaNode
+from qmq.rpc.network import NETWORK
 from qmq.tiering.object_store import open_objects
 
 DELAY: Final = "d"
@@ -78,7 +76,7 @@ class LiveCluster:
         place = (group, name, self.groups[group], self.data(name), EtcdOptions((self._endpoint,)), "127.0.0.1", 0, 0)
         environment = Environment(timing=TIMING)
         if group == DELAY:
-            config = DelayReplicaConfig(*place, log=log, broker=BrokerConfig(name), settings=bootstrap.DEFAULT)
+            config = DelayReplicaConfig(*place, log=log, broker=BrokerConfig(name), settings=process.DEFAULT)
             self.nodes[name] = delay_node(config, self.open_store(), environment=environment)
         else:
             self.nodes[name] = broker_node(

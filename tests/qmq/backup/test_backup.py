@@ -12,10 +12,9 @@ from backup_judge import GROUP, LATER, ORDERED, PLAIN, History, require_order, r
 from live_cluster import LiveCluster, objects_in, running
 
 import qmq
-from qmq.backup.backup_manifest import BackedUpSchedule, manifest_name
-from qmq.backup.replica_folder import ReplicaTarget
-from qmq.backup.restoring import Restore
-from qmq.backup.verifying import BackupVerifier
+from qmq.backup.manifest import BackedUpSchedule, manifest_name
+from qmq.backup.restore import ReplicaTarget, Restore
+from qmq.backup.verify import BackupVerifier
 from qmq.errors import BackupDamaged, BackupNotFound, BackupVersion, NotEmpty
 from qmq.model import Order, SubjectConfig
 

@@ -13,11 +13,11 @@ from backup_judge import PLAIN, History
 from live_cluster import LiveCluster
 
 from qmq.errors import InvalidArgument, QmqError, Unavailable
-from qmq.network import NETWORK
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
-from qmq.rpc import typed_error
-from qmq.server_name import any_server
+from qmq.rpc.channel import typed_error
+from qmq.rpc.network import NETWORK
+from qmq.rpc.server_name import any_server
 
 
 class Master:

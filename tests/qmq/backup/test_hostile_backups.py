@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.backup.backup_manifest import (
+from qmq.backup.cluster_items import decode_items
+from qmq.backup.manifest import (
     VERSION,
     BackedUpFile,
     BackedUpGroup,
@@ -21,10 +22,9 @@ from qmq.backup.backup_manifest import (
     decode_manifest,
     digest_of,
 )
-from qmq.backup.backup_objects import BackupObjects
-from qmq.backup.cluster_items import decode_items
+from qmq.backup.objects import BackupObjects
 from qmq.errors import BackupDamaged
-from qmq.log.checked_payload import with_checksum
+from qmq.log.segment_index import with_checksum
 from qmq.tiering.object_store import open_objects
 
 ID = "20261121T130000000Z-ab12"

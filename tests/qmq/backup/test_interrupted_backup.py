@@ -15,19 +15,18 @@ import msgspec
 import pytest
 from backup_judge import GROUP, LATER, PLAIN, History, rest
 from live_cluster import DELAY, LiveCluster, objects_in, running
-from qmq_coordination.etcd.etcd_process import EtcdProcess
+from qmq_coordination.etcd.process import EtcdProcess
 
 import qmq
-from qmq.backup.backup_objects import BackupObjects
-from qmq.backup.replica_folder import ReplicaTarget
-from qmq.backup.restoring import Restore
-from qmq.backup.verifying import BackupVerifier
-from qmq.batch import parse_envelope
+from qmq.backup.objects import BackupObjects
+from qmq.backup.restore import ReplicaTarget, Restore
+from qmq.backup.verify import BackupVerifier
 from qmq.errors import BackupNotFound, NotEmpty
 from qmq.limits import KIB, MIB
 from qmq.log.disk import Disk
 from qmq.tiering.object_store import ObstoreObjects, StoreAway, open_objects
 from qmq.tiering.stored_segment import CHUNK_BYTES
+from qmq.wire.batch import parse_envelope
 
 
 class DyingObjects:

@@ -22,7 +22,7 @@ from qmq.cli.mirroring.mirror_subject import read_record
 from qmq.errors import DeadlineExceeded, InvalidArgument, NotConnected
 from qmq.limits import KIB
 from qmq.model import Order, SubjectConfig
-from qmq.node.metering.mirror_metrics import MirrorMetrics
+from qmq.node.metrics.copies import MirrorMetrics
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 

@@ -16,11 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from live_cluster import LiveCluster, objects_in, running
 
-from qmq.backup.backup_manifest import VERSION, BackedUpGroup, BackedUpSegment, BackupManifest, ChunkedBytes, new_id, time_of_backup
-from qmq.backup.backup_objects import BackupObjects
-from qmq.backup.pruning import BackupPruner, KeepRule, split_by
-from qmq.backup.running_marks import HOUR_MS, Mark, RunningMarks, Work
-from qmq.backup.verifying import BackupVerifier
+from qmq.backup.manifest import VERSION, BackedUpGroup, BackedUpSegment, BackupManifest, ChunkedBytes, new_id, time_of_backup
+from qmq.backup.objects import BackupObjects
+from qmq.backup.prune import HOUR_MS, BackupPruner, KeepRule, Mark, RunningMarks, Work, split_by
+from qmq.backup.verify import BackupVerifier
 from qmq.errors import BackupDamaged, BackupNotFound, InvalidArgument, Unavailable
 from qmq.tiering.object_store import ObstoreObjects, StoreAway, open_objects
 

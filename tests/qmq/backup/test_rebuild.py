@@ -11,17 +11,15 @@ from pathlib import Path
 import pytest
 from backup_judge import GROUP, KEYS, LATER, ORDERED, PLAIN, History, require_order, rest
 from live_cluster import LiveCluster, objects_in, running
-from qmq_coordination.etcd.etcd_process import EtcdProcess
+from qmq_coordination.etcd.process import EtcdProcess
 from qmq_ordering.algebra import first_route, merge, move, next_route, split
 from qmq_ordering.hashing import logical_partition
-from qmq_ordering.route import Change, LpRange, Route
-from qmq_replication.replica_identity import new
-from qmq_replication.replica_membership import ReplicaMembership
+from qmq_ordering.routes import Change, LpRange, Route
+from qmq_replication.identity import new
+from qmq_replication.membership import ReplicaMembership
 
 from qmq.backup.cluster_items import decode_items
-from qmq.backup.log_evidence import FolderEvidence, look_into
-from qmq.backup.rebuilding import put_rebuilt, rebuilt_keys
-from qmq.backup.route_evidence import CountEvidence, PartitionEvidence, deduce
+from qmq.backup.rebuild import CountEvidence, FolderEvidence, PartitionEvidence, deduce, look_into, put_rebuilt, rebuilt_keys
 from qmq.errors import FolderInUse, InvalidArgument, NotEmpty
 from qmq.model import Order, SubjectConfig
 from qmq.proto.v1 import meta_pb2 as pb

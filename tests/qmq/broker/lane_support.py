@@ -10,17 +10,17 @@ from typing import NamedTuple
 from qmq_coordination.coordination_store import Put
 from qmq_coordination.ordered_records import group_record_key, latest_key, route_key
 from qmq_coordination.subjects import encode_subject, subject_key
-from qmq_ordering.frontier import Frontier, FrontierPiece, GroupRecord
 from qmq_ordering.hashing import logical_partition
-from qmq_ordering.route import LpRange, PhysicalPartition, Route
+from qmq_ordering.lanes import Frontier, FrontierPiece, GroupRecord
+from qmq_ordering.routes import LpRange, PhysicalPartition, Route
 from support import node_config, running
 
-from qmq.batch import BatchView, encode
-from qmq.batch_columns import Columns
-from qmq.client.connection import Connection, connect
+from qmq.client.connection.connection import Connection, connect
 from qmq.model import Fencing, Order, SubjectConfig
 from qmq.node.dev_node import Node
 from qmq.wire import frame_payloads as wire
+from qmq.wire.batch import BatchView, encode
+from qmq.wire.batch_columns import Columns
 from qmq.wire.frame import FrameKind
 from qmq.wire.frame_payloads import LaneAttached, LaneDelivery, LanePull, LaneSettlement, LaneVerdict, Produced
 

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 from support import ManualClock
 
-from qmq.batch import encode, sent_sizes
-from qmq.batch_columns import BatchFlag, Columns, parse_header
-from qmq.broker.ordered_writes import Admission
+from qmq.broker.lanes.ordered_writes import Admission
 from qmq.errors import NumberTaken, Outcome, OutOfSequence, ProducerFenced
 from qmq.log.log_config import LogConfig
 from qmq.log.producers import WINDOW
@@ -19,6 +17,8 @@ from qmq.log.queue import Queue
 from qmq.log.recovery import open_store
 from qmq.log.store import Intake, Store
 from qmq.model import begins_session, next_session, session_of
+from qmq.wire.batch import encode, sent_sizes
+from qmq.wire.batch_columns import BatchFlag, Columns, parse_header
 
 SECOND = next_session(0)
 THIRD = next_session(SECOND)

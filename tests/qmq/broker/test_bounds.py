@@ -16,17 +16,17 @@ from support import ManualClock, SmallDisk, alone, eventually, intake
 
 from qmq import limits
 from qmq.broker.broker import Broker
-from qmq.broker.broker_config import BrokerConfig
-from qmq.broker.data_server import DataServer
-from qmq.client.connection import Connection, connect
+from qmq.broker.config import BrokerConfig
+from qmq.broker.connection.server import DataServer
+from qmq.client.connection.connection import Connection, connect
 from qmq.errors import DiskFull, InvalidArgument, Overloaded, QmqError
-from qmq.file_descriptors import connections_max
 from qmq.log.actions import SettleAction
 from qmq.log.disk import Disk
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
 from qmq.model import SubjectConfig
-from qmq.network import Factory, Network, Refused, ServerListener, ignored
+from qmq.process.files import connections_max
+from qmq.rpc.network import Factory, Network, Refused, ServerListener, ignored
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
 from qmq.wire.frame_payloads import Settlement, Verdict

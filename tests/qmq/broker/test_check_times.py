@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from qmq.broker.sessions import CheckTimes
+from qmq.broker.dispatch.sessions import CheckTimes
 
 
 class Thing:

@@ -1,4 +1,4 @@
-"""Groups that are far behind are read ahead by threads, while the event loop continues (qmq/broker/cold_reads.py)."""
+"""Groups that are far behind are read ahead by threads, while the event loop continues (qmq/broker/reading/cold_reads.py)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from support import eventually, node_config
 
 import qmq
-from qmq.broker.broker_config import BrokerConfig
+from qmq.broker.config import BrokerConfig
 from qmq.log.disk import Disk
 from qmq.log.log_config import LogConfig
 from qmq.node.dev_node import Node

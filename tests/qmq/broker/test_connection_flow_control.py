@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from support import node_config, running
 
 import qmq
-from qmq.broker.connection_access import ConnectionAccess
-from qmq.broker.flow_control import ConnectionFlow, RoundBudget
-from qmq.broker.producer_owners import ProducerOwners
+from qmq.broker.connection.access import ConnectionAccess
+from qmq.broker.connection.flow_control import ConnectionFlow, RoundBudget
+from qmq.broker.maintenance import ProducerOwners
 from qmq.errors import ProtocolViolation
 from qmq.limits import MIB
-from qmq.security.access_control import OpenAccess
+from qmq.security.access import OpenAccess
 
 BUDGET = 100
 

@@ -11,22 +11,21 @@ import pytest
 from poison import LIES, crc, region_of
 from support import ManualClock, intake
 
-from qmq import headers
-from qmq.batch import BatchView, encode, sent_sizes
-from qmq.batch_columns import BatchFlag, Columns, parse_header
-from qmq.broker import dead_letter_writer
+from qmq import model
+from qmq.broker import dead_letters as dead_letter_writer
+from qmq.broker.admin import BrokerAdmin
 from qmq.broker.broker import Broker
-from qmq.broker.broker_admin import BrokerAdmin
-from qmq.broker.broker_config import LOOK_MS, BrokerConfig
-from qmq.compression import Compression
+from qmq.broker.config import LOOK_MS, BrokerConfig
 from qmq.errors import DiskFull, InvalidArgument, UnknownConsumer
+from qmq.log.group_state import Share
 from qmq.log.log_config import LogConfig
 from qmq.log.queue import Queue
 from qmq.log.recovery import open_store
-from qmq.log.share import Share
 from qmq.log.store import Intake
 from qmq.model import SubjectConfig, dead_letter_subject
 from qmq.wire import frame_payloads as wire
+from qmq.wire.batch import BatchView, encode, sent_sizes
+from qmq.wire.batch_columns import BatchFlag, Columns, Compression, parse_header
 from qmq.wire.settle_payloads import Settlement, Verdict
 
 
@@ -219,7 +218,7 @@ async def test_on_a_full_disk_dead_messages_wait_and_are_copied_when_there_is_ro
 
 async def test_a_copy_that_failed_before_it_was_sent_again_dies_with_all_its_attempts(tmp_path: Path) -> None:
     world = World(tmp_path / "a")
-    own = {headers.GROUP: b"g", headers.ATTEMPT: b"4"}
+    own = {model.GROUP: b"g", model.ATTEMPT: b"4"}
     queue = world.store.open_queue("s", 0)
     world.broker.own_writes.append([intake(queue, [b"late"], flags=BatchFlag.DIRECTED, headers=[own])])
     world.attach()
@@ -227,7 +226,7 @@ async def test_a_copy_that_failed_before_it_was_sent_again_dies_with_all_its_att
     world.settle(Settlement(0, 0, Verdict.NACK, 0, "fifth"))
     world.bury()
     ((body, found),) = world.letters()
-    assert (body, found[headers.ATTEMPT], found[headers.ERROR]) == (b"late", b"5", b"fifth")
+    assert (body, found[model.ATTEMPT], found[model.ERROR]) == (b"late", b"5", b"fifth")
 
 
 async def test_a_message_that_kills_consumers_dies_and_prefetched_ones_do_not(tmp_path: Path) -> None:
@@ -243,7 +242,7 @@ async def test_a_message_that_kills_consumers_dies_and_prefetched_ones_do_not(tm
     world.broker.turn()
     world.bury()
     ((body, found),) = world.letters()
-    assert (body, found[headers.ATTEMPT]) == (b"3", b"5")
+    assert (body, found[model.ATTEMPT]) == (b"3", b"5")
     assert {item.attempt for item in world.share.holders["c"].held} == {2}
     assert world.share.unacked() == 9
 

@@ -8,13 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from qmq_ordering.route import LpRange
+from qmq_ordering.routes import LpRange
 from support import ManualClock
 
-from qmq.batch import encode, sent_sizes
-from qmq.batch_columns import BatchFlag, Columns
+from qmq.broker.dispatch.pull import BatchReader, PullResult, TagFilter, collect
 from qmq.broker.produce_checks import Destination, read_batch
-from qmq.broker.pull_results import BatchReader, PullResult, TagFilter, collect
 from qmq.errors import InvalidArgument, OrderMismatch
 from qmq.limits import MIB
 from qmq.log.actions import Begin, Join, PullAction, Pulled
@@ -23,7 +21,9 @@ from qmq.log.log_config import LogConfig
 from qmq.log.queue import Queue
 from qmq.log.recovery import open_store
 from qmq.log.store import Intake, Store
-from qmq.targeted import LOOK_INSIDE, failures, group_of
+from qmq.rpc.channel import LOOK_INSIDE, failures, group_of
+from qmq.wire.batch import encode, sent_sizes
+from qmq.wire.batch_columns import BatchFlag, Columns
 
 TO_A, TO_B = {"qmq-group": b"a", "x": b"y"}, {"x": b"z", "qmq-group": b"b"}
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from support import ManualClock, intake
 
-from qmq import headers
-from qmq.batch_columns import BatchFlag
-from qmq.broker.failure_counts import failures_in
-from qmq.broker.pull_results import BatchReader
+from qmq import model
+from qmq.broker.dispatch.pull import BatchReader
+from qmq.broker.dispatch.redelivery import failures_in
 from qmq.errors import LogDamaged
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
 from qmq.log.store import Store
+from qmq.wire.batch_columns import BatchFlag
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def store(tmp_path: Path) -> Store:
     """Messages 0 to 2 as they were sent; 3 and 4 failed 4 times and once before; 5 and 6 as they were sent."""
     found = open_store(tmp_path / "store", LogConfig(), ManualClock())
     queue = found.open_queue("s", 0)
-    own = [{headers.GROUP: b"g", headers.ATTEMPT: b"%d" % times} for times in (4, 1)]
+    own = [{model.GROUP: b"g", model.ATTEMPT: b"%d" % times} for times in (4, 1)]
     found.append(
         [
             intake(queue, [b"a", b"b", b"c"], number=0),

@@ -14,10 +14,8 @@ from qmq_coordination.subjects import encode_subject, subject_key
 from qmq_ordering.hashing import logical_partition
 from support import ManualClock, intake, node_config, running
 
-from qmq.batch import BatchView, encode
-from qmq.batch_columns import BatchFlag, Columns, tag_bloom, tag_hash
-from qmq.broker.lane_admin import LaneAdmin
-from qmq.client.connection import Connection, connect
+from qmq.broker.lanes.admin import LaneAdmin
+from qmq.client.connection.connection import Connection, connect
 from qmq.errors import InvalidArgument, NotMaster, UnknownSubject
 from qmq.log.consume_log import ConsumeLog, IndexEntry
 from qmq.log.log_config import LogConfig
@@ -25,6 +23,8 @@ from qmq.log.queue import Queue
 from qmq.model import SubjectConfig
 from qmq.node.dev_node import Node
 from qmq.wire import frame_payloads as wire
+from qmq.wire.batch import BatchView, encode
+from qmq.wire.batch_columns import BatchFlag, Columns, tag_bloom, tag_hash
 from qmq.wire.frame import FrameKind
 
 FOREVER = 1 << 60
@@ -227,8 +227,8 @@ async def test_the_start_reports_expired_messages(tmp_path: Path) -> None:
 async def test_one_request_looks_at_no_more_than_so_many_batches_and_says_how_far_it_came(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qmq.broker.fetches.ENTRIES_MAX", 4)
-    monkeypatch.setattr("qmq.broker.fetches.BATCHES_MAX", 2)
+    monkeypatch.setattr("qmq.broker.reading.fetches.ENTRIES_MAX", 4)
+    monkeypatch.setattr("qmq.broker.reading.fetches.BATCHES_MAX", 2)
     async with reader(tmp_path) as it:
         for number in range(10):
             it.append(number=number, tags=("b",) if number == 9 else ("a",))

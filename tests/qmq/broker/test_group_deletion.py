@@ -11,8 +11,8 @@ import pytest
 from support import eventually
 
 import qmq
-from qmq.broker.message_history import MessageHistory
-from qmq.client.ordered.ordered_message import OrderedMessage
+from qmq.broker.reading.history import MessageHistory
+from qmq.client.consuming.ordered.message import OrderedMessage
 from qmq.errors import InvalidArgument, UnknownGroup
 from qmq.model import Order, SubjectConfig
 from qmq.testing import TestCluster

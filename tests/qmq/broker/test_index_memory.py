@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support import ManualClock, intake
 
-from qmq.broker.index_memory import IndexMemory
-from qmq.log.checkpoint_writing import begin_checkpoint, end_checkpoint
+from qmq.broker.reading.fetches import IndexMemory
+from qmq.log.checkpoint import begin_checkpoint, end_checkpoint
 from qmq.log.consume_log import ENTRY_BYTES
 from qmq.log.log_config import LogConfig
 from qmq.log.queue import Queue

@@ -7,7 +7,7 @@ from pathlib import Path
 from support import node_config, running
 
 import qmq
-from qmq.client.connection import Connection, connect
+from qmq.client.connection.connection import Connection, connect
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
 from qmq.wire.frame_payloads import Range

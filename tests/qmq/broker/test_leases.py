@@ -12,7 +12,7 @@ from support import ManualClock, intake
 
 from qmq import limits
 from qmq.broker.broker import Broker
-from qmq.broker.broker_config import BrokerConfig
+from qmq.broker.config import BrokerConfig
 from qmq.errors import Overloaded
 from qmq.log.actions import Join
 from qmq.log.log_config import LogConfig

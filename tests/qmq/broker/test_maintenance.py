@@ -17,14 +17,11 @@ from typing import Any
 import pytest
 from support import alone, eventually, intake
 
-from qmq.batch import encode
-from qmq.batch_columns import Columns
 from qmq.broker.broker import Broker
-from qmq.broker.broker_config import BrokerConfig
-from qmq.broker.data_server import DataServer
+from qmq.broker.config import BrokerConfig
+from qmq.broker.connection.server import DataServer
 from qmq.broker.maintenance import TICK_S, Maintenance
-from qmq.client.connection import connect
-from qmq.clock import SystemClock
+from qmq.client.connection.connection import connect
 from qmq.errors import FlushFailed, Overloaded, UnknownConsumer
 from qmq.log.actions import Join, PullAction, Pulled
 from qmq.log.disk import Disk
@@ -34,7 +31,10 @@ from qmq.log.retention import begin_retention
 from qmq.log.segment_index import SegmentIndex
 from qmq.log.segments import segment_name
 from qmq.model import SubjectConfig
+from qmq.process.event_loop import SystemClock
 from qmq.wire import frame_payloads as wire
+from qmq.wire.batch import encode
+from qmq.wire.batch_columns import Columns
 from qmq.wire.frame import FrameKind
 
 

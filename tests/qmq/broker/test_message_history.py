@@ -12,12 +12,11 @@ import pytest
 from support import eventually, node_config, running
 
 import qmq
-from qmq.broker import message_history, message_search
+from qmq.broker.reading import history, search
 from qmq.errors import InvalidArgument, MessageNotFound, UnknownSubject
 from qmq.model import MessageId
 from qmq.node.dev_node import Node
-from qmq.operations.inquiry import inquire
-from qmq.operations.message_view import why
+from qmq.operations.messages import inquire, why
 from qmq.proto.v1 import control_pb2 as control
 from qmq.testing import TestCluster
 
@@ -74,8 +73,8 @@ async def test_a_story_is_the_same_in_one_page_and_in_many(node: Node, mq: qmq.C
     await eventually(lambda: share.deaths and not share.dying)
     (whole,) = await pages(mq, place)
     assert kinds([whole]) == STORY
-    monkeypatch.setattr(message_history, "SCAN_BYTES_MAX", 1)
-    monkeypatch.setattr(message_history, "TURN_BYTES", 1)
+    monkeypatch.setattr(history, "SCAN_BYTES_MAX", 1)
+    monkeypatch.setattr(history, "TURN_BYTES", 1)
     found = await pages(mq, place)
     assert len(found) > 5
     assert kinds(found) == STORY
@@ -85,8 +84,8 @@ async def test_a_story_is_the_same_in_one_page_and_in_many(node: Node, mq: qmq.C
 
 
 async def test_the_next_master_continues_the_story_of_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_history, "SCAN_BYTES_MAX", 1)
-    monkeypatch.setattr(message_history, "TURN_BYTES", 1)
+    monkeypatch.setattr(history, "SCAN_BYTES_MAX", 1)
+    monkeypatch.setattr(history, "TURN_BYTES", 1)
     async with TestCluster(brokers=3, delay=False) as cluster:
         mq, before = cluster.client(), cluster.master()
         place = await place_of(mq, await failed_twice(mq))
@@ -106,7 +105,7 @@ async def test_a_story_begins_in_the_segment_that_was_begun_before_its_message(n
     consumer = mq.consumer("s", "g", name="c")
     message = await take(consumer)
     assert len(node.store.actions.bases) > 3
-    begin, _ = message_history._segment_before(node.store.actions, node.store.index)
+    begin, _ = history._segment_before(node.store.actions, node.store.index)
     assert begin == node.store.actions.bases[-1]
     (page,) = await pages(mq, await place_of(mq, receipt))
     assert kinds([page]) == [("pull", "c", 1)]
@@ -206,7 +205,7 @@ async def test_a_delayed_message_is_followed_from_the_delay_group_to_its_consume
         assert any(text.startswith("A copy for group g, which asked for a later retry, is delayed: due in") for text in texts)
         assert not inquiry.is_incomplete
 
-        monkeypatch.setattr(message_search, "HEADS_MAX", 0)  # a look that is cut short finds what the delay group has, and says so
+        monkeypatch.setattr(search, "HEADS_MAX", 0)  # a look that is cut short finds what the delay group has, and says so
         found = await mq.metadata.find_every(str(soon.id))
         assert ([each.due_ms > 0 for each in (found.message, *found.others)], found.is_incomplete) == ([True], True)
         assert "not everything could be looked through" in why(await inquire(mq, str(soon.id)), 0)[-1]["text"]

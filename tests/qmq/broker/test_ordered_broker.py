@@ -9,13 +9,13 @@ import pytest
 from lane_support import COUNT, SUBJECT, WHOLE, World, world
 from qmq_coordination.broker_groups import MasterRecord, ReplicaRecord
 from qmq_ordering.hashing import logical_partition
-from qmq_ordering.route import LpRange, Route
+from qmq_ordering.routes import LpRange, Route
 from support import eventually
 
 from qmq import limits
-from qmq.broker.broker_admin import lag_ms
-from qmq.broker.lane_admin import LaneAdmin
-from qmq.broker.turn_schedule import TurnSchedule
+from qmq.broker.admin import lag_ms
+from qmq.broker.lanes.admin import LaneAdmin
+from qmq.broker.turn import TurnSchedule
 from qmq.errors import (
     InvalidArgument,
     LaneHeld,
@@ -30,12 +30,12 @@ from qmq.errors import (
     RouteConflict,
     UnknownConsumer,
 )
-from qmq.log.lane_share import PARKED_BYTES_MAX
-from qmq.meta.broker_calls import Brokers, PartitionMasters
-from qmq.meta.ordered.group_records import Records
-from qmq.meta.ordered.group_rounds import GroupRounds
+from qmq.log.lane_state import PARKED_BYTES_MAX
+from qmq.meta.calls import Brokers, PartitionMasters
+from qmq.meta.ordered.groups import Records
+from qmq.meta.ordered.rounds import GroupRounds
 from qmq.proto.v1 import control_pb2 as pb
-from qmq.rpc import MESSAGE_BYTES_MAX
+from qmq.rpc.channel import MESSAGE_BYTES_MAX
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind
 from qmq.wire.frame_payloads import LaneSettlement, LaneVerdict

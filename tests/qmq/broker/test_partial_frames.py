@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support import eventually, node_config, running
 
 import qmq
-from qmq.broker.broker_config import BrokerConfig
+from qmq.broker.config import BrokerConfig
 from qmq.limits import KIB, MIB
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind, frame, header

@@ -15,13 +15,13 @@ from qmq_coordination.view import ClusterView
 from support import node_config, running
 
 import qmq
-from qmq.broker.broker_config import BrokerConfig
-from qmq.client.connection import Connection, connect
-from qmq.clock import SystemClock
+from qmq.broker.config import BrokerConfig
+from qmq.client.connection.connection import Connection, connect
 from qmq.errors import UnknownConsumer
 from qmq.model import GroupSettings
-from qmq.node.broker_view import ViewRules
+from qmq.node.broker_assembly import ViewRules
 from qmq.node.dev_node import Node
+from qmq.process.event_loop import SystemClock
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
 from qmq.wire.settle_payloads import Verdict

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from qmq.broker.pending_responses import PendingResponses
-from qmq.broker.sessions import HeldAnswer
+from qmq.broker.dispatch.sessions import HeldAnswer
+from qmq.broker.parts import PendingResponses
 from qmq.errors import NotMaster, Outcome
 
 NOTHING = -1

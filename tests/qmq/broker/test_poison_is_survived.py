@@ -8,22 +8,22 @@ from datetime import timedelta
 import pytest
 from poison import LIES, crc, region_of
 from qmq_ordering.hashing import logical_partition
-from qmq_ordering.route import LpRange
+from qmq_ordering.routes import LpRange
 
 import qmq
-from qmq.batch import encode
-from qmq.batch_columns import BatchFlag, Columns, Layout, parse_header
-from qmq.broker.failure_counts import failures_in
-from qmq.broker.lane_results import LaneResultReader
-from qmq.broker.pull_results import BatchReader
-from qmq.client.connection import connect
+from qmq.broker.dispatch.pull import BatchReader
+from qmq.broker.dispatch.redelivery import failures_in
+from qmq.broker.lanes.lanes import LaneResultReader
+from qmq.client.connection.connection import connect
 from qmq.errors import CorruptBatch, LogDamaged, MessageNotFound
 from qmq.log.actions import LaneBegin
 from qmq.log.store import Intake
 from qmq.model import MessageId
 from qmq.node.dev_node import Node
-from qmq.targeted import LOOK_INSIDE
+from qmq.rpc.channel import LOOK_INSIDE
 from qmq.wire import frame_payloads as wire
+from qmq.wire.batch import encode
+from qmq.wire.batch_columns import BatchFlag, Columns, Layout, parse_header
 from qmq.wire.frame import FrameKind
 
 

@@ -8,14 +8,14 @@ import pytest
 from poison import HARMLESS_AT_INTAKE, LIES, region_of, sent
 
 from qmq import limits
-from qmq.batch import encode
-from qmq.batch_columns import Columns
 from qmq.broker.produce_checks import Destination, read_batches
-from qmq.clock import SystemClock
 from qmq.errors import InvalidArgument, MessageTooLarge
 from qmq.log.log_config import LogConfig
 from qmq.log.queue import Queue
 from qmq.log.recovery import open_store
+from qmq.process.event_loop import SystemClock
+from qmq.wire.batch import encode
+from qmq.wire.batch_columns import Columns
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from support import ManualClock, intake
 
 from qmq.broker.replica_time import ReplicaTime
-from qmq.clock import Clock
+from qmq.broker.timekeeper import SteadyClock
 from qmq.errors import InvalidArgument
 from qmq.log.deletion_report import AGE, DeletedMessages, DeletionReport
 from qmq.log.disk import Disk
@@ -18,7 +18,7 @@ from qmq.log.recovery import open_store
 from qmq.log.retention import Before, Retention
 from qmq.log.store import Store
 from qmq.model import Partition, QueueId, SubjectConfig
-from qmq.timekeeper import SteadyClock
+from qmq.process.event_loop import Clock
 
 T0, HOUR, DAY = 1_700_000_000_000, 3_600_000, 86_400_000
 

@@ -8,12 +8,12 @@ import grpc
 import pytest
 from lane_support import SUBJECT, WHOLE, World, world
 from qmq_coordination.ordered_records import change_key
-from qmq_ordering.route import Change, ChangeKind
+from qmq_ordering.routes import Change, ChangeKind
 
 from qmq.errors import InvalidArgument
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
-from qmq.rpc import typed_error
+from qmq.rpc.channel import typed_error
 
 
 async def seal(it: World, change_id: str = "split-1", to_version: int = 2, partition: int = 1) -> int:

@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 from support import ManualClock, alone, intake
 
-from qmq.batch import encode
-from qmq.batch_columns import Columns
-from qmq.client.connection import connect
+from qmq.client.connection.connection import connect
 from qmq.errors import Overloaded
-from qmq.file_descriptors import refusal_of
 from qmq.limits import MIB
-from qmq.log.checkpoint_writing import begin_checkpoint
+from qmq.log.checkpoint import begin_checkpoint
 from qmq.log.disk import Disk
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
 from qmq.log.store import Store
+from qmq.process.files import refusal_of
 from qmq.wire import frame_payloads as wire
+from qmq.wire.batch import encode
+from qmq.wire.batch_columns import Columns
 from qmq.wire.frame import FrameKind
 
 

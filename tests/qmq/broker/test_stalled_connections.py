@@ -13,10 +13,9 @@ import pytest
 from support import ManualClock, eventually
 
 from qmq.broker.broker import Broker
-from qmq.broker.broker_config import BrokerConfig
-from qmq.broker.data_connection import DataConnection
-from qmq.broker.data_server import DataServer
-from qmq.broker.stalled_connections import LOOKS, Ending, StallWatch
+from qmq.broker.config import BrokerConfig
+from qmq.broker.connection.connection import LOOKS, DataConnection, Ending, StallWatch
+from qmq.broker.connection.server import DataServer
 from qmq.limits import MIB
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store

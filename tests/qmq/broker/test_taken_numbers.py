@@ -14,11 +14,11 @@ import pytest
 from support import node_config, running
 
 import qmq
-from qmq.batch import encode
-from qmq.batch_columns import Columns
-from qmq.client.connection import Connection, connect
+from qmq.client.connection.connection import Connection, connect
 from qmq.errors import NumberTaken, Outcome
 from qmq.wire import frame_payloads as wire
+from qmq.wire.batch import encode
+from qmq.wire.batch_columns import Columns
 from qmq.wire.frame import FrameKind
 
 PRODUCER = 7

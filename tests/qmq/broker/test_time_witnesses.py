@@ -11,8 +11,8 @@ from support import eventually, node_config, running
 
 from qmq.broker import time_witnesses
 from qmq.broker.time_witnesses import ControlPorts, TimeWitnesses, WitnessTiming
+from qmq.broker.timekeeper import SteadyClock, wall_ms
 from qmq.node.dev_node import Node
-from qmq.timekeeper import SteadyClock, wall_ms
 
 HOUR = 3_600_000
 

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from support import ManualClock
 
-from qmq.batch import encode
-from qmq.batch_columns import Columns
 from qmq.broker.broker import Broker
-from qmq.broker.broker_config import BrokerConfig
-from qmq.broker.sessions import Flushable
+from qmq.broker.config import BrokerConfig
+from qmq.broker.dispatch.sessions import Flushable
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
 from qmq.log.store import Store
 from qmq.model import SubjectConfig
 from qmq.wire import frame_payloads as wire
+from qmq.wire.batch import encode
+from qmq.wire.batch_columns import Columns
 
 
 class Talker:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker import unacked_bytes
-from qmq.broker.unacked_bytes import UnackedBytes, bytes_of
+from qmq.broker.dispatch import redelivery
+from qmq.broker.dispatch.redelivery import UnackedBytes, bytes_of
 from qmq.log.consume_log import ConsumeLog, IndexEntry
 from qmq.log.disk import Disk
-from qmq.log.share import HeldMessages, ShareHolder
+from qmq.log.group_state import HeldMessages, ShareHolder
 from qmq.model import QueueId
 
 
@@ -36,7 +36,7 @@ def test_each_message_counts_for_its_part_of_its_batch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_any_ranges_are_counted_as_message_by_message(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unacked_bytes, "_ENTRIES", 7)
+    monkeypatch.setattr(redelivery, "_ENTRIES", 7)
     draw = random.Random(seed)
     batches = [(draw.randint(1, 20), draw.randint(1, 10_000)) for _ in range(100)]
     gone = draw.randint(0, 50)
@@ -55,13 +55,13 @@ class Counted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.times = 0
-        original = unacked_bytes.bytes_of
+        original = redelivery.bytes_of
 
         def counted(index: ConsumeLog, held: list[HeldMessages]) -> int:
             self.times += 1
             return original(index, held)
 
-        monkeypatch.setattr(unacked_bytes, "bytes_of", counted)
+        monkeypatch.setattr(redelivery, "bytes_of", counted)
 
 
 def holder_of(count: int) -> ShareHolder:

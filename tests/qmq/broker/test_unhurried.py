@@ -11,13 +11,13 @@ import pytest
 from bad_sectors import BadSectors
 from support import ManualClock, alone, eventually, intake
 
+from qmq.broker.admin import LOOKS_AT_ONCE, BrokerAdmin
 from qmq.broker.broker import Broker
-from qmq.broker.broker_admin import LOOKS_AT_ONCE, BrokerAdmin
-from qmq.broker.broker_config import BrokerConfig
-from qmq.broker.sessions import QueueGroup, QueueGroups
-from qmq.client.connection import connect
+from qmq.broker.config import BrokerConfig
+from qmq.broker.dispatch.sessions import QueueGroup, QueueGroups
+from qmq.client.connection.connection import connect
 from qmq.errors import LogDamaged, MessageNotFound
-from qmq.log.checkpoint_writing import begin_checkpoint, end_checkpoint
+from qmq.log.checkpoint import begin_checkpoint, end_checkpoint
 from qmq.log.consume_log import FILE_ENTRIES, IndexEntry
 from qmq.log.disk import BLOCK_BYTES, Disk
 from qmq.log.log_config import LogConfig

@@ -12,12 +12,12 @@ import grpc
 from typer.testing import CliRunner, Result
 
 from qmq.cli.app import app
-from qmq.cli.cli_timing import CliTiming
+from qmq.cli.arguments import CliTiming
 from qmq.errors import QmqError
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.proto.v1 import meta_pb2_grpc
-from qmq.rpc import CODE, OUTCOME
+from qmq.rpc.channel import CODE, OUTCOME
 
 Answer = Any
 """A response; an error to raise; a function of the request that gives one of them; or a list of these, the last of which stays."""

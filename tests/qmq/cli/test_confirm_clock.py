@@ -12,11 +12,11 @@ import pytest
 from support import node_config, running
 
 import qmq
-from qmq.node.metering.log_metrics import RETENTION_BEHIND
+from qmq.broker.timekeeper import SteadyClock, boot_ms, wall_ms
+from qmq.node.metrics.broker import RETENTION_BEHIND
 from qmq.operations.finding import Thresholds
 from qmq.operations.findings import findings
 from qmq.operations.snapshot_reading import read_snapshot
-from qmq.timekeeper import SteadyClock, boot_ms, wall_ms
 
 LEAP_MS = 30 * 86_400_000
 

@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 import qmq
 from qmq.cli.app import app
 from qmq.cli.dlq import chosen_by
-from qmq.client.dead_letter import DeadLetter, columns_of, parts_of
-from qmq.client.dead_letter_queue import DeadLetters
+from qmq.client.dead_letters import DeadLetter, DeadLetters, columns_of, parts_of
 from qmq.errors import InvalidArgument, UnknownSubject
 from qmq.model import MessageId
 from qmq.node.dev_node import Node

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from qmq.cli.delay_histogram import DAYS, HOURS, Bar, Due, histogram, shown
-from qmq.cli.delay_view import BAR_COLUMNS_MAX, draw, length
+from qmq.cli.delay import BAR_COLUMNS_MAX, DAYS, HOURS, Bar, Due, draw, histogram, length, shown
 
 NOW = datetime(2026, 11, 21, 13, 20, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -20,9 +20,9 @@ from qmq.cli import output
 from qmq.cli.consume import Form
 from qmq.errors import InvalidArgument, InvalidName
 from qmq.model import check_name
-from qmq.printable import visible
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
+from qmq.text import visible
 
 CONTROLS = {chr(each) for each in range(0x20) if chr(each) not in "\n\t"} | set("\x85\x9b\u2028\u202e\u2066\u200b\ufeff\U000e0041")
 HARMLESS = "\\x1b]52;c;cm0gLXJmIH4=\\x07\\x1b[31mred"

@@ -9,9 +9,8 @@ from cli_support import Command, FakeMeta
 
 from qmq.errors import MessageNotFound
 from qmq.model import DelayedId, MessageId
-from qmq.operations.inquiry import Followed, Inquiry
-from qmq.operations.message_view import event_line, span_text, timeline, why
-from qmq.operations.moments import Time
+from qmq.operations.messages import Followed, Inquiry, event_line, span_text, timeline, why
+from qmq.operations.text import Time
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import delay_pb2
 from qmq.proto.v1 import meta_pb2 as pb

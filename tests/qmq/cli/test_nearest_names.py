@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support import NodeProcess
 
 import qmq.blocking
-from qmq.cli.nearest import corrected, nearest
+from qmq.cli.names import corrected, nearest
 from qmq.model import Order, SubjectConfig
 
 pytestmark = pytest.mark.rotating

@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 from cli_support import Command, FakeMeta
 
+from qmq.cli.arguments import delays_text, parse_delays, parse_duration
 from qmq.cli.roles import ATTEMPTS_MAX, RETRY_DELAYS, retries_of
-from qmq.cli.times import delays_text, parse_delays, parse_duration
 from qmq.errors import InvalidArgument, UnknownSubject
 from qmq.model import GroupSettings
 from qmq.proto.v1 import control_pb2 as control

@@ -9,8 +9,8 @@ import grpc
 import pytest
 from cli_support import PLACES, FakeMeta, change, described, place, route, serving
 
-from qmq.client.connection import ClientTiming
-from qmq.client.metadata import MetadataClient
+from qmq.client.connection.connection import ClientTiming
+from qmq.client.metadata.service import MetadataClient
 from qmq.errors import (
     CoordinationUnavailable,
     CoordinationUnknown,

@@ -6,8 +6,8 @@ from typing import Any
 
 from cli_support import Command, FakeMeta, change, place, route, settings, status
 
-from qmq.cli import draining
-from qmq.cli.draining import Move, plan
+from qmq.cli import broker
+from qmq.cli.broker import Move, plan
 from qmq.errors import InvalidArgument, QmqError, RouteConflict
 from qmq.proto.v1 import meta_pb2 as pb
 
@@ -136,7 +136,7 @@ def test_a_conflict_that_never_ends_is_reported(meta: FakeMeta, qmq: Command) ->
     cluster.refusals = [RouteConflict("another change is under way")] * 100
     status, said = qmq.error("broker", "drain", "g1")
     assert (status, "another change is under way" in said) == (2, True)
-    assert len(meta.requests("ChangeRoute")) == draining.CONFLICTS_MAX + 1
+    assert len(meta.requests("ChangeRoute")) == broker.CONFLICTS_MAX + 1
 
 
 def test_nothing_is_changed_if_there_is_nowhere_to_move_to(meta: FakeMeta, qmq: Command) -> None:

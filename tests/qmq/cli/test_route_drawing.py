@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.cli.route_drawing import COLORS, PATTERNS, DrawnRange, draw, draw_bar, draw_legend, draw_ruler, kinds_of, walls
+from qmq.cli.route import COLORS, PATTERNS, DrawnRange, draw, draw_bar, draw_legend, draw_ruler, kinds_of, walls
 
 
 def cells(*ends: int, groups: int = 2) -> list[DrawnRange]:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq.errors import InvalidArgument, NotConnected, UnknownGroup
-from qmq.operations.key_texts import key_text, parse_key
+from qmq.operations.text import key_text, parse_key
 from qmq.proto.v1 import control_pb2 as control
 
 KEYS = [

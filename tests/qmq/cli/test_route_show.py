@@ -8,7 +8,7 @@ import pytest
 from cli_support import PLACES, Command, FakeMeta, change, described, done, group, lps, place, route, status
 
 from qmq.errors import OrderMismatch, UnknownSubject
-from qmq.operations.partition_progress import messages_left
+from qmq.operations.routes import messages_left
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 

@@ -11,8 +11,8 @@ import pytest
 from typer.main import get_command
 
 from qmq.cli.app import app
+from qmq.cli.contexts import HIDDEN, other_variables, settings_of, variables_of
 from qmq.cli.output import SERVER
-from qmq.cli.settings import HIDDEN, other_variables, settings_of, variables_of
 
 
 @pytest.fixture

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from qmq.cli.broker_role import BrokerOptions
-from qmq.cli.shards import shard_command, shard_options
+from qmq.cli.broker import BrokerOptions, shard_command, shard_options
 from qmq.errors import InvalidArgument
-from qmq.shard_names import family_of, shards_of
+from qmq.process.description import family_of, shards_of
 
 OPTIONS = BrokerOptions(
     group="g1",

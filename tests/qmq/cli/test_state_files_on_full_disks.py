@@ -12,7 +12,7 @@ from small_disks import fill, small_disk_at
 import qmq
 from qmq.cli.mirroring.mirror_notes import MirrorNote, MirrorRecord
 from qmq.cli.mirroring.mirror_subject import MirrorSubject, read_record
-from qmq.cli.transfer.load_journal import LoadJournal, LoadState
+from qmq.cli.transfer.loading import LoadJournal, LoadState
 from qmq.errors import DiskFull
 
 LOAD = {"subject": "orders"}

@@ -1,4 +1,4 @@
-"""Tables for people: what gives way in a narrow terminal, and what does not (qmq/cli/table.py)."""
+"""Tables for people: what gives way in a narrow terminal, and what does not (qmq/cli/output.py)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import NodeProcess
 
-from qmq.cli.table import CUT_CHARS_MIN, ELLIPSIS, GAP, lay_out, relative, table_lines
-from qmq.operations.moments import Duration, Time
+from qmq.cli.output import CUT_CHARS_MIN, ELLIPSIS, GAP, lay_out, relative, table_lines
+from qmq.operations.text import Duration, Time
 
 NOW_MS = 1_795_000_000_000
 ID = "0123456789abcdef0123456789abcdef"

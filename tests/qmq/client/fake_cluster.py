@@ -12,19 +12,19 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
 import grpc
-from qmq_ordering.route import LpRange, PhysicalPartition, Route
+from qmq_ordering.routes import LpRange, PhysicalPartition, Route
 
 import qmq
-from qmq.batch import ENVELOPE_BYTES, BatchView, Envelope, Kind, encode, place, sent_sizes
-from qmq.batch_columns import Columns, parse_header
-from qmq.client.connection import TIMING, ClientTiming
+from qmq.client.connection.connection import TIMING, ClientTiming
 from qmq.errors import NotMaster, OrderMismatch, Outcome, OutOfSequence, ProducerFenced, QmqError, RouteChanged, UnknownSubject
 from qmq.model import begins_session, session_of
 from qmq.proto.v1 import control_pb2, meta_pb2_grpc
 from qmq.proto.v1 import meta_pb2 as pb
-from qmq.rpc import answering
+from qmq.rpc.channel import answering
 from qmq.wire import frame as frames
 from qmq.wire import frame_payloads as wire
+from qmq.wire.batch import ENVELOPE_BYTES, BatchView, Envelope, Kind, encode, place, sent_sizes
+from qmq.wire.batch_columns import Columns, parse_header
 from qmq.wire.frame import HEADER, HEADER_BYTES, Frame, FrameKind
 
 HOST = "127.0.0.1"

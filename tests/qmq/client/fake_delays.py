@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 from fake_cluster import FakeBroker, FakeGroup, FakeMeta, FakeOrder, Peer, Sent, placed, route
 
 import qmq
-from qmq.batch import ENVELOPE_BYTES, BatchView, sent_sizes
-from qmq.client.connection import TIMING, ClientTiming
+from qmq.client.connection.connection import TIMING, ClientTiming
 from qmq.errors import NotConnected, QmqError, UnknownSubject
 from qmq.proto.v1 import delay_pb2
 from qmq.proto.v1 import meta_pb2 as pb
-from qmq.rpc import answering
+from qmq.rpc.channel import answering
 from qmq.wire import frame_payloads as wire
+from qmq.wire.batch import ENVELOPE_BYTES, BatchView, sent_sizes
 from qmq.wire.frame import Frame, FrameKind
 
 APPEND_MS = 1_900_000_000_000

@@ -13,17 +13,17 @@ from typing import NamedTuple
 
 from fake_cluster import FakeGroup, FakeMeta, Peer, serving
 from qmq_ordering.hashing import logical_partition
-from qmq_ordering.lane import Lane
-from qmq_ordering.route import LpRange
+from qmq_ordering.lanes import Lane
+from qmq_ordering.routes import LpRange
 
 import qmq
-from qmq.batch import Kind, encode, place, sent_sizes
-from qmq.batch_columns import Columns
 from qmq.errors import LaneHeld, LaneLost, LaneNotOpen, MessagesExpired, QmqError, UnknownConsumer
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
-from qmq.rpc import answering
+from qmq.rpc.channel import answering
 from qmq.wire import frame_payloads as wire
+from qmq.wire.batch import Kind, encode, place, sent_sizes
+from qmq.wire.batch_columns import Columns
 from qmq.wire.frame import Frame, FrameKind
 from qmq.wire.frame_payloads import LaneSettlement, LaneVerdict, Range
 

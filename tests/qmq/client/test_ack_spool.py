@@ -12,9 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from qmq.client import ack_spool
-from qmq.client.ack_spool import BAD_SUFFIX, OLD_MS, AckSpool, Kept, Origin, SpoolFile, pack_origin, pack_verdicts, still_to_say, unpack
-from qmq.client.state_folder import folder_of, store_of
+from qmq.client.consuming import settlements
+from qmq.client.consuming.settlements import (
+    BAD_SUFFIX,
+    OLD_MS,
+    AckSpool,
+    Kept,
+    Origin,
+    SpoolFile,
+    folder_of,
+    pack_origin,
+    pack_verdicts,
+    still_to_say,
+    store_of,
+    unpack,
+)
 from qmq.errors import InvalidArgument
 from qmq.wire.frame_payloads import RESUME, Attach
 from qmq.wire.settle_payloads import BY_GROUP_MS, Settlement, Verdict
@@ -156,16 +168,16 @@ def test_a_waiter_for_a_deleted_file_gets_nothing(store: AckSpool, monkeypatch: 
     file = file_of(store)
     file.rewrite(SAID)
     file.leave()
-    original = ack_spool.fcntl.flock
+    original = settlements.fcntl.flock
 
     def delete_first(fd: int, how: int) -> None:
-        monkeypatch.setattr(ack_spool.fcntl, "flock", original)
+        monkeypatch.setattr(settlements.fcntl, "flock", original)
         (other,) = store.left("s", "ops", NOW_MS)
         other.delete()
         other.put_back()
         original(fd, how)
 
-    monkeypatch.setattr(ack_spool.fcntl, "flock", delete_first)
+    monkeypatch.setattr(settlements.fcntl, "flock", delete_first)
     assert left(store) == []
 
 
@@ -227,7 +239,7 @@ def test_a_full_disk_is_a_warning_and_earlier_writes_no_longer_count(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "qmq.client"):
-        patch.setattr(ack_spool.os, "write", full)
+        patch.setattr(settlements.os, "write", full)
         file.append(SAID)
         assert file.exists
         file.rewrite(SAID[:1])
@@ -254,7 +266,7 @@ def test_half_a_line_on_a_full_disk_costs_no_verdict_before_or_after(store: AckS
         return original(fd, data[:9])
 
     with monkeypatch.context() as patch:
-        patch.setattr(ack_spool.os, "write", full)
+        patch.setattr(settlements.os, "write", full)
         file.append(SAID[1:2])
     file.append(SAID[2:])
     file.leave()
@@ -263,7 +275,7 @@ def test_half_a_line_on_a_full_disk_costs_no_verdict_before_or_after(store: AckS
 
 def test_a_write_that_takes_a_part_only_continues(store: AckSpool, monkeypatch: pytest.MonkeyPatch) -> None:
     original = os.write
-    monkeypatch.setattr(ack_spool.os, "write", lambda fd, data: original(fd, data[:7]))
+    monkeypatch.setattr(settlements.os, "write", lambda fd, data: original(fd, data[:7]))
     file = file_of(store)
     file.rewrite(SAID)
     file.leave()

@@ -8,7 +8,7 @@ from contextvars import Context
 from functools import partial
 from typing import Any
 
-from qmq.client.connection import AnswerWatch
+from qmq.client.connection.connection import AnswerWatch
 
 AFTER_S = 0.02
 

@@ -15,12 +15,12 @@ from fake_cluster import NOT_STORED, UNKNOWN, Cluster, FakeGroup, Peer, batch, c
 from support import eventually
 
 import qmq
-from qmq.client.attachment import MANY, Attachment
-from qmq.client.connection import TIMING, ClientTiming
-from qmq.client.consumer import TURN_MESSAGES
+from qmq.client.connection.connection import TIMING, ClientTiming
+from qmq.client.consuming.attachment import MANY, Attachment
+from qmq.client.consuming.consumer import TURN_MESSAGES
 from qmq.errors import MessagesExpired, NoQuorum, NotMaster, ProtocolViolation, StaleDelivery, UnknownConsumer
 from qmq.log.actions import Begin, Join, PullAction, Pulled, Return, SettleAction
-from qmq.log.share import Share
+from qmq.log.group_state import Share
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
 from qmq.wire.frame_payloads import Range, Settlement, Verdict

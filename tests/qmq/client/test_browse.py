@@ -13,9 +13,10 @@ import pytest
 from support import eventually
 
 import qmq
-from qmq.client import browsing, queue_reader
-from qmq.client.browse_selection import BrowsedMessage
-from qmq.client.connection import TIMING
+from qmq.client import browsing
+from qmq.client import browsing as queue_reader
+from qmq.client.browsing import BrowsedMessage
+from qmq.client.connection.connection import TIMING
 from qmq.errors import InvalidArgument, NotConnected, UnknownSubject
 from qmq.model import Order, SubjectConfig
 from qmq.node.dev_node import Node

@@ -11,91 +11,91 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq import limits
-from qmq.cli.times import parse_duration, parse_when
-from qmq.client import due_times
-from qmq.client.delay_home import MISSING_S, DelayHome
-from qmq.clock import time_of
+from qmq.cli.arguments import parse_duration, parse_when
+from qmq.client.producing import delayed
+from qmq.client.producing.delayed import MISSING_S, DelayHome
 from qmq.errors import DelayTooLong, InvalidArgument
+from qmq.process.event_loop import time_of
 
 NOW_MS = 1_800_000_000_000
 NOW_NS = NOW_MS * 1_000_000
 
 
 def test_a_delay_counts_from_now_and_a_fraction_is_never_early() -> None:
-    assert due_times.due_ms(timedelta(seconds=1), NOW_NS) == NOW_MS + 1000
-    assert due_times.due_ms(timedelta(0), NOW_NS) == NOW_MS
-    assert due_times.due_ms(timedelta(microseconds=1), NOW_NS) == NOW_MS + 1
-    assert due_times.due_ms(timedelta(0), NOW_NS + 1) == NOW_MS + 1
-    assert due_times.due_ms(datetime(2027, 1, 15, 8, 0, 0, 1, UTC), NOW_NS) == NOW_MS + 1
+    assert delayed.due_at_ms(timedelta(seconds=1), NOW_NS) == NOW_MS + 1000
+    assert delayed.due_at_ms(timedelta(0), NOW_NS) == NOW_MS
+    assert delayed.due_at_ms(timedelta(microseconds=1), NOW_NS) == NOW_MS + 1
+    assert delayed.due_at_ms(timedelta(0), NOW_NS + 1) == NOW_MS + 1
+    assert delayed.due_at_ms(datetime(2027, 1, 15, 8, 0, 0, 1, UTC), NOW_NS) == NOW_MS + 1
 
 
 def test_a_moment_is_the_same_in_every_zone() -> None:
     berlin = datetime(2027, 1, 15, 9, tzinfo=ZoneInfo("Europe/Berlin"))
-    assert due_times.due_ms(berlin, NOW_NS) == due_times.due_ms(berlin.astimezone(UTC), NOW_NS) == NOW_MS
-    assert due_times.due_ms(berlin.astimezone(timezone(timedelta(hours=-9, minutes=-30))), NOW_NS) == NOW_MS
+    assert delayed.due_at_ms(berlin, NOW_NS) == delayed.due_at_ms(berlin.astimezone(UTC), NOW_NS) == NOW_MS
+    assert delayed.due_at_ms(berlin.astimezone(timezone(timedelta(hours=-9, minutes=-30))), NOW_NS) == NOW_MS
 
 
 def test_of_an_hour_that_comes_twice_fold_says_which() -> None:
     first = datetime(2026, 10, 25, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"))
-    assert due_times.due_ms(first.replace(fold=1), NOW_NS) - due_times.due_ms(first, NOW_NS) == 3_600_000
+    assert delayed.due_at_ms(first.replace(fold=1), NOW_NS) - delayed.due_at_ms(first, NOW_NS) == 3_600_000
 
 
 @pytest.mark.parametrize("when", [timedelta(days=-1), datetime(2020, 1, 1, tzinfo=UTC)])
-def test_a_message_with_a_past_time_is_sent_with_that_time(when: due_times.When) -> None:
-    assert 0 < due_times.due_ms(when, NOW_NS) < NOW_MS
+def test_a_message_with_a_past_time_is_sent_with_that_time(when: delayed.When) -> None:
+    assert 0 < delayed.due_at_ms(when, NOW_NS) < NOW_MS
 
 
 @pytest.mark.parametrize(
     "when", [timedelta.min, datetime(1900, 1, 1, tzinfo=UTC), datetime.min.replace(tzinfo=timezone(timedelta(hours=14)))]
 )
-def test_before_1970_is_as_good_as_1970(when: due_times.When) -> None:
-    assert due_times.due_ms(when, NOW_NS) == 0
-    assert due_times.checked(-5, NOW_NS) == 0
+def test_before_1970_is_as_good_as_1970(when: delayed.When) -> None:
+    assert delayed.due_at_ms(when, NOW_NS) == 0
+    assert delayed.checked(-5, NOW_NS) == 0
 
 
 def test_the_longest_delay_is_allowed_and_a_millisecond_more_names_it() -> None:
-    assert due_times.due_ms(timedelta(milliseconds=limits.DELAY_MS_MAX), NOW_NS) == NOW_MS + limits.DELAY_MS_MAX
+    assert delayed.due_at_ms(timedelta(milliseconds=limits.DELAY_MS_MAX), NOW_NS) == NOW_MS + limits.DELAY_MS_MAX
     with pytest.raises(DelayTooLong, match=r"732 days \(two years\)"):
-        due_times.due_ms(timedelta(milliseconds=limits.DELAY_MS_MAX + 1), NOW_NS)
+        delayed.due_at_ms(timedelta(milliseconds=limits.DELAY_MS_MAX + 1), NOW_NS)
 
 
 @pytest.mark.parametrize(
     "when", [timedelta.max, datetime.max.replace(tzinfo=UTC), datetime.max.replace(tzinfo=timezone(timedelta(hours=-12)))]
 )
-def test_beyond_all_bounds_is_too_long(when: due_times.When) -> None:
+def test_beyond_all_bounds_is_too_long(when: delayed.When) -> None:
     with pytest.raises(DelayTooLong):
-        due_times.due_ms(when, NOW_NS)
+        delayed.due_at_ms(when, NOW_NS)
 
 
 @pytest.mark.parametrize("number", [2**63, 2**200, NOW_MS + limits.DELAY_MS_MAX + 1])
 def test_a_number_beyond_all_bounds_is_too_long(number: int) -> None:
     with pytest.raises(DelayTooLong):
-        due_times.checked(number, NOW_NS)
+        delayed.checked(number, NOW_NS)
     with pytest.raises(DelayTooLong):
-        due_times.many_ms([NOW_MS, number], 2, NOW_NS)
+        delayed.many_ms([NOW_MS, number], 2, NOW_NS)
 
 
 def test_a_datetime_without_a_time_zone_is_refused_with_advice() -> None:
     with pytest.raises(InvalidArgument, match=r"time zone.*tzinfo=ZoneInfo"):
-        due_times.due_ms(datetime(2027, 1, 1), NOW_NS)
+        delayed.due_at_ms(datetime(2027, 1, 1), NOW_NS)
 
 
 @pytest.mark.parametrize("when", [None, 5, 5.0, float("nan"), float("inf"), True, "10m", b"", date(2027, 1, 1), object()])
 def test_a_time_that_is_neither_a_delay_nor_a_moment_is_refused(when: Any) -> None:
     with pytest.raises(InvalidArgument):
-        due_times.due_ms(when, NOW_NS)
+        delayed.due_at_ms(when, NOW_NS)
     with pytest.raises(InvalidArgument):
-        due_times.many([when], 1, NOW_NS)
+        delayed.many([when], 1, NOW_NS)
 
 
 @pytest.mark.parametrize("number", [5.0, float("nan"), True, "5", None, timedelta(1)])
 def test_a_due_time_as_a_number_is_a_whole_one(number: Any) -> None:
     with pytest.raises(InvalidArgument):
-        due_times.checked(number, NOW_NS)
+        delayed.checked(number, NOW_NS)
     with pytest.raises(InvalidArgument):
-        due_times.many_ms([number], 1, NOW_NS)
+        delayed.many_ms([number], 1, NOW_NS)
     with pytest.raises(InvalidArgument):
-        due_times.many_ms([NOW_MS, number], 2, NOW_NS)
+        delayed.many_ms([NOW_MS, number], 2, NOW_NS)
 
 
 MOMENT = datetime(2027, 1, 1, tzinfo=UTC)
@@ -104,35 +104,35 @@ MOMENT = datetime(2027, 1, 1, tzinfo=UTC)
 @pytest.mark.parametrize(("delay", "at"), [(timedelta(1), MOMENT), (5, None), (None, timedelta(1)), (MOMENT, None)])
 def test_delay_and_at_are_not_mistaken_for_each_other(delay: Any, at: Any) -> None:
     with pytest.raises(InvalidArgument):
-        due_times.due_of(delay, at, NOW_NS)
+        delayed.due_of(delay, at, NOW_NS)
     with pytest.raises(InvalidArgument):
-        due_times.many_of(delay, at, 1, NOW_NS)
+        delayed.many_of(delay, at, 1, NOW_NS)
 
 
 def test_of_many_messages_one_time_for_each_or_one_for_all() -> None:
     second = timedelta(seconds=1)
-    assert due_times.many_of([second, second * 2], None, 2, NOW_NS) == [NOW_MS + 1000, NOW_MS + 2000]
-    assert due_times.many_of(second, None, 2, NOW_NS) == [NOW_MS + 1000] * 2
-    assert due_times.many_of(None, datetime(2027, 1, 15, 8, tzinfo=UTC), 2, NOW_NS) == [NOW_MS] * 2
-    assert due_times.many_ms(7, 2, NOW_NS) == [7, 7]
-    assert due_times.many_ms([-1, 7], 2, NOW_NS) == [0, 7]
-    assert list(due_times.many_ms(range(5, 8), 3, NOW_NS)) == [5, 6, 7]
-    assert list(due_times.many_ms([], 0, NOW_NS)) == []
+    assert delayed.many_of([second, second * 2], None, 2, NOW_NS) == [NOW_MS + 1000, NOW_MS + 2000]
+    assert delayed.many_of(second, None, 2, NOW_NS) == [NOW_MS + 1000] * 2
+    assert delayed.many_of(None, datetime(2027, 1, 15, 8, tzinfo=UTC), 2, NOW_NS) == [NOW_MS] * 2
+    assert delayed.many_ms(7, 2, NOW_NS) == [7, 7]
+    assert delayed.many_ms([-1, 7], 2, NOW_NS) == [0, 7]
+    assert list(delayed.many_ms(range(5, 8), 3, NOW_NS)) == [5, 6, 7]
+    assert list(delayed.many_ms([], 0, NOW_NS)) == []
     for wrong in ([second], [second] * 3, [second, "x"], "xx", 5):
         with pytest.raises(InvalidArgument):
-            due_times.many_of(wrong, None, 2, NOW_NS)
+            delayed.many_of(wrong, None, 2, NOW_NS)
     with pytest.raises(InvalidArgument, match="2 bodies, but 1 due_ms"):
-        due_times.many_ms([1], 2, NOW_NS)
+        delayed.many_ms([1], 2, NOW_NS)
 
 
 @given(st.lists(st.integers(0, NOW_MS + limits.DELAY_MS_MAX)))
 def test_plain_numbers_go_through_as_they_are(numbers: list[int]) -> None:
-    assert list(due_times.many_ms(numbers, len(numbers), NOW_NS)) == numbers
+    assert list(delayed.many_ms(numbers, len(numbers), NOW_NS)) == numbers
 
 
 @given(st.integers(0, NOW_MS + limits.DELAY_MS_MAX))
 def test_a_time_goes_there_and_back(number: int) -> None:
-    assert due_times.due_ms(time_of(number), NOW_NS) == number
+    assert delayed.due_at_ms(time_of(number), NOW_NS) == number
 
 
 def test_a_time_beyond_the_calendar_is_its_last() -> None:
@@ -141,20 +141,20 @@ def test_a_time_beyond_the_calendar_is_its_last() -> None:
 
 @pytest.mark.parametrize("cron", ["0 9 * * *", "*/5 0-6,22 1,L * MON-FRI", " 0  9 * * 5#2 "])
 def test_five_fields_and_a_zone_are_a_recurrence(cron: str) -> None:
-    assert due_times.check_recurrence(cron, "America/Argentina/Buenos_Aires") == (" ".join(cron.split()), "America/Argentina/Buenos_Aires")
-    assert due_times.check_recurrence(cron, "Etc/GMT+5")[1] == "Etc/GMT+5"
+    assert delayed.check_recurrence(cron, "America/Argentina/Buenos_Aires") == (" ".join(cron.split()), "America/Argentina/Buenos_Aires")
+    assert delayed.check_recurrence(cron, "Etc/GMT+5")[1] == "Etc/GMT+5"
 
 
 @pytest.mark.parametrize("cron", ["", "@daily", "* * * *", "* * * * * *", "0 9 * * $", "0 9 * * ä", None, 5, "1," * 1000 + "1 * * * *"])
 def test_an_invalid_recurrence_is_refused(cron: Any) -> None:
     with pytest.raises(InvalidArgument, match="five fields"):
-        due_times.check_recurrence(cron, "UTC")
+        delayed.check_recurrence(cron, "UTC")
 
 
 @pytest.mark.parametrize("zone", [None, "", "Europe Berlin", "../etc", "/UTC", 5, "x" * 200])
 def test_a_recurrence_needs_a_zone(zone: Any) -> None:
     with pytest.raises(InvalidArgument, match="time zone"):
-        due_times.check_recurrence("0 9 * * *", zone)
+        delayed.check_recurrence("0 9 * * *", zone)
 
 
 # --- the home of an ordered subject ------------------------------------------------------------------------------------

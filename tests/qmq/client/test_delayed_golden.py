@@ -9,8 +9,8 @@ import google_crc32c
 import pytest
 from fake_delays import delay_cluster, read
 
-from qmq.batch import encode
-from qmq.batch_columns import BatchFlag, Columns
+from qmq.wire.batch import encode
+from qmq.wire.batch_columns import BatchFlag, Columns
 
 GOLDEN = bytes.fromhex(
     # envelope: magic, version 1, kind 0, 184 bytes, the region's CRC-32C; the rest is the master's

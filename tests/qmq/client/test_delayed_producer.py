@@ -16,10 +16,9 @@ from fake_delays import APPEND_MS, DelayCluster, FakeDelayGroup, delay_cluster
 from support import eventually
 
 from qmq import limits
-from qmq.batch_columns import BatchFlag, Columns
 from qmq.client.client import Client
-from qmq.client.connection import ClientTiming
-from qmq.client.delay_home import DelayHome
+from qmq.client.connection.connection import ClientTiming
+from qmq.client.producing.delayed import DelayHome
 from qmq.errors import (
     DeadlineExceeded,
     DelayTooLong,
@@ -33,6 +32,7 @@ from qmq.errors import (
     UnknownSubject,
 )
 from qmq.model import DelayedId
+from qmq.wire.batch_columns import BatchFlag, Columns
 from qmq.wire.frame import Frame, FrameKind
 
 LATER = timedelta(hours=1)

@@ -14,7 +14,7 @@ from fake_delays import DelayCluster, delay_cluster, message
 
 import qmq
 from qmq import limits
-from qmq.client.connection import TIMING, ClientTiming
+from qmq.client.connection.connection import TIMING, ClientTiming
 from qmq.errors import (
     ClientClosed,
     DeadlineExceeded,

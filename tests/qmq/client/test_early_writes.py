@@ -6,7 +6,7 @@ import asyncio
 
 from fake_cluster import Cluster, cluster
 
-from qmq.client.connection import WRITE_BYTES, Connection
+from qmq.client.connection.connection import WRITE_BYTES, Connection
 from qmq.limits import KIB
 
 BATCH = [bytes(100 * KIB)]

@@ -14,14 +14,14 @@ from fake_queue import FakeQueue
 from support import eventually
 
 import qmq
-from qmq.batch import ENVELOPE_BYTES
-from qmq.broker.unacked_bytes import UnackedBytes
-from qmq.client import prefetch_limits
-from qmq.client.prefetch_limits import PREFETCH, PREFETCH_MAX
+from qmq.broker.dispatch.redelivery import UnackedBytes
+from qmq.client.consuming import session as prefetch_limits
+from qmq.client.consuming.session import PREFETCH, PREFETCH_MAX
 from qmq.errors import InvalidArgument
 from qmq.limits import CONSUMER_UNACKED_BYTES_MAX, MIB
 from qmq.node.dev_node import Node
 from qmq.wire import frame_payloads as wire
+from qmq.wire.batch import ENVELOPE_BYTES
 from qmq.wire.frame import FrameKind
 
 KIB = 1024

@@ -15,9 +15,9 @@ from qmq_coordination.ordered_records import MemberRecord
 import qmq
 from qmq.blocking import beside
 from qmq.errors import InvalidArgument
-from qmq.gateway.group_readers import GroupReaders, ReaderKey
-from qmq.gateway.message_filter import MessageFilter
-from qmq.meta.ordered.group_members import GroupMember, require_same_condition
+from qmq.gateway.filters import MessageFilter
+from qmq.gateway.readers import GroupReaders, ReaderKey
+from qmq.meta.ordered.groups import GroupMember, require_same_condition
 from qmq.testing import TestCluster
 from qmq.wire.frame_payloads import UNSAID
 

@@ -13,13 +13,12 @@ import pytest
 from support import eventually
 
 import qmq
-from qmq.client.backlog import Backlog
-from qmq.client.connection import ClientTiming
-from qmq.client.idle_producers import IdleProducers
-from qmq.client.loop_round import LoopRound
+from qmq.client.connection.connection import ClientTiming
+from qmq.client.producing.producer import Backlog, IdleProducers
 from qmq.errors import NotConnected
 from qmq.model import Order, SubjectConfig
 from qmq.node.dev_node import Node
+from qmq.process.event_loop import LoopRound
 from qmq.testing import TestCluster
 
 

@@ -18,11 +18,11 @@ from support import eventually, node_config, running
 import qmq
 from qmq import blocking
 from qmq.client.client import Client
-from qmq.client.consumer import Consumer
+from qmq.client.consuming.consumer import Consumer
+from qmq.client.consuming.message import Message
+from qmq.client.consuming.ordered.message import OrderedMessage
 from qmq.client.interceptors import BaseInterceptor, Chain, Outgoing
-from qmq.client.message import Message
-from qmq.client.ordered.ordered_message import OrderedMessage
-from qmq.client.producer import Producer
+from qmq.client.producing.producer import Producer
 from qmq.client.tracing import TraceContext
 from qmq.errors import ClientClosed, InvalidArgument, MessageTooLarge
 from qmq.model import Order, SubjectConfig

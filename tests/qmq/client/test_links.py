@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from fake_cluster import FakeGroup, FakeMeta, serving
 
-from qmq.client.links import Links
-from qmq.client.route_book import Master
+from qmq.client.connection.pool import Links
+from qmq.client.metadata.cache import Master
 from qmq.errors import ClientClosed
 
 

@@ -13,8 +13,8 @@ import pytest
 from support import node_config, running
 
 import qmq
-from qmq.client.loop_round import LoopRound, WaitingTask
-from qmq.client.receipts import BatchReceipt, Ticket
+from qmq.client.producing.receipts import BatchReceipt, Ticket
+from qmq.process.event_loop import LoopRound, WaitingTask
 
 RECEIPT = BatchReceipt("s", 0, 0, 1, 1, 1, 1, "g")
 SENDS = 300

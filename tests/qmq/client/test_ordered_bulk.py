@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from fake_lanes import LaneCluster, N, key_in, lane, lane_cluster
 from qmq_ordering.hashing import logical_partition
-from qmq_ordering.route import LpRange
+from qmq_ordering.routes import LpRange
 from support import eventually, node_config, running
 
 import qmq
-from qmq.client.ordered.lane_reader import LaneReader
-from qmq.client.ordered.ordered_consumer import OrderedConsumer
-from qmq.client.ordered.ordered_messages import MessageRun, OrderedMessages
+from qmq.client.consuming.ordered.consumer import OrderedConsumer
+from qmq.client.consuming.ordered.lane_reader import LaneReader
+from qmq.client.consuming.ordered.message import MessageRun, OrderedMessages
 from qmq.errors import ClientClosed, InvalidArgument, LaneLost, MessagesExpired
 from qmq.model import Order, SubjectConfig
 from qmq.proto.v1 import meta_pb2 as pb

@@ -13,21 +13,13 @@ import pytest
 from fake_cluster import UNKNOWN, cluster
 from fake_lanes import WHOLE, FakeLanes, LaneCluster, N, key_in, lane, lane_cluster
 from qmq_ordering.hashing import logical_partition
-from qmq_ordering.route import LpRange
+from qmq_ordering.routes import LpRange
 from support import eventually
 
 import qmq
-from qmq.client.ordered.ordered_consumer import OrderedConsumer
-from qmq.client.ordered.ordered_message import OrderedMessage
-from qmq.errors import (
-    ClientClosed,
-    InvalidArgument,
-    LaneLost,
-    MessagesExpired,
-    NoQuorum,
-    OrderMismatch,
-    UnknownSubject,
-)
+from qmq.client.consuming.ordered.consumer import OrderedConsumer
+from qmq.client.consuming.ordered.message import OrderedMessage
+from qmq.errors import ClientClosed, InvalidArgument, LaneLost, MessagesExpired, NoQuorum, OrderMismatch, UnknownSubject
 from qmq.wire.frame import FrameKind
 from qmq.wire.frame_payloads import LaneVerdict
 

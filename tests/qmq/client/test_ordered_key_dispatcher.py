@@ -4,14 +4,14 @@ out.
 
 from __future__ import annotations
 
-from qmq_ordering.route import LpRange
+from qmq_ordering.routes import LpRange
 
-from qmq.batch import ENVELOPE_BYTES, BatchView, Envelope, Kind, encode
-from qmq.batch_columns import Columns, parse_header
-from qmq.client.message import Decoded
-from qmq.client.ordered.key_dispatcher import KeyDispatcher
-from qmq.client.ordered.lane_core import Cell, FailurePolicy, LaneArrival, LaneCore
-from qmq.client.ordered.ordered_message import OrderedMessage
+from qmq.client.consuming.message import Decoded
+from qmq.client.consuming.ordered.keys import KeyDispatcher
+from qmq.client.consuming.ordered.lane import Cell, FailurePolicy, LaneArrival, LaneCore
+from qmq.client.consuming.ordered.message import OrderedMessage
+from qmq.wire.batch import ENVELOPE_BYTES, BatchView, Envelope, Kind, encode
+from qmq.wire.batch_columns import Columns, parse_header
 
 
 class Lane:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from qmq.client.ordered.key_queue import KeyQueue
+from qmq.client.consuming.ordered.keys import KeyQueue
 
 
 def filled(*messages: tuple[str, bytes, int]) -> KeyQueue[str, int]:

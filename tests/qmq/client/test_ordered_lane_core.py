@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from qmq.client.ordered import lane_core
-from qmq.client.ordered.lane_core import Cell, FailurePolicy, LaneArrival, LaneCore, LaneRequest, LaneState
+from qmq.client.consuming.ordered import lane as lane_core
+from qmq.client.consuming.ordered.lane import Cell, FailurePolicy, LaneArrival, LaneCore, LaneRequest, LaneState
 from qmq.errors import InvalidArgument, ProtocolViolation
 from qmq.wire.frame_payloads import LaneSettlement, LaneVerdict
 

@@ -14,9 +14,8 @@ from qmq_ordering.hashing import logical_partition
 from support import eventually
 
 import qmq
-from qmq.batch_columns import BatchFlag
-from qmq.client.connection import ClientTiming
-from qmq.client.ordered.ordered_producer import OrderedProducer
+from qmq.client.connection.connection import ClientTiming
+from qmq.client.producing.ordered.producer import OrderedProducer
 from qmq.errors import (
     ClientClosed,
     DeadlineExceeded,
@@ -31,6 +30,7 @@ from qmq.errors import (
     UnknownSubject,
 )
 from qmq.model import session_of
+from qmq.wire.batch_columns import BatchFlag
 from qmq.wire.frame import Frame
 
 LPS = 8

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qmq.client.ordered.pull_writes import PullWrites
+from qmq.client.consuming.ordered.lane_reader import PullWrites
 
 
 class Stream:

@@ -11,14 +11,11 @@ from forms import examples
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from qmq_ordering.route import LpRange, PhysicalPartition, Route
+from qmq_ordering.routes import LpRange, PhysicalPartition, Route
 
-from qmq.batch_columns import Columns
-from qmq.client.ordered.ordered_batch import OrderedBatch
-from qmq.client.ordered.split_ticket import SplitTicket
-from qmq.client.ordered.stream import WINDOW, Stream
-from qmq.client.ordered.stream_partitioner import StreamPartitioner
-from qmq.client.receipts import BatchReceipt, Ticket
+from qmq.client.producing.ordered.batch import OrderedBatch
+from qmq.client.producing.ordered.stream import WINDOW, Stream, StreamPartitioner
+from qmq.client.producing.receipts import BatchReceipt, SplitTicket, Ticket
 from qmq.delivery.retries import PRODUCER
 from qmq.delivery.window import ASK_S
 from qmq.errors import (
@@ -34,6 +31,7 @@ from qmq.errors import (
     RouteChanged,
 )
 from qmq.model import begins_session, next_session, session_of
+from qmq.wire.batch_columns import Columns
 from qmq.wire.frame_payloads import Produced
 
 LPS = 8

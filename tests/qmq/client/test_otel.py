@@ -16,7 +16,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 import qmq
 from qmq.client.interceptors import Chain, Outgoing
-from qmq.client.receipts import BatchReceipt
+from qmq.client.producing.receipts import BatchReceipt
 from qmq.client.settle_report import SettleReport
 from qmq.errors import InvalidArgument, NotConnected, QmqError
 from qmq.model import MessageId, Order, SubjectConfig

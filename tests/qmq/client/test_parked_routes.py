@@ -10,7 +10,7 @@ import pytest
 from support import eventually
 
 import qmq
-from qmq.client.ordered.ordered_message import OrderedMessage
+from qmq.client.consuming.ordered.message import OrderedMessage
 from qmq.errors import InvalidArgument
 from qmq.operations.parked_keys import unparked
 from qmq.proto.v1 import meta_pb2 as pb

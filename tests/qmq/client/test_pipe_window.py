@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from qmq.batch_columns import Columns
-from qmq.client.open_batch import Batch
-from qmq.client.pipe_window import PipeWindow
-from qmq.client.receipts import Ticket
+from qmq.client.producing.batch import Batch
+from qmq.client.producing.receipts import Ticket
+from qmq.client.producing.sender_window import PipeWindow
 from qmq.delivery.retries import PRODUCER
 from qmq.errors import InvalidArgument, NotConnected, NotMaster, Outcome, Overloaded, QmqError
+from qmq.wire.batch_columns import Columns
 
 LOST = NotConnected("lost", outcome=Outcome.UNKNOWN)
 BUSY = Overloaded("busy")

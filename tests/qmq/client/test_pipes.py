@@ -10,7 +10,7 @@ from fake_cluster import NOT_STORED, UNKNOWN, FakeBroker, FakeGroup, Peer, Sent,
 from support import eventually
 
 import qmq
-from qmq.client.connection import ClientTiming
+from qmq.client.connection.connection import ClientTiming
 from qmq.errors import (
     ClientClosed,
     DeadlineExceeded,
@@ -68,7 +68,7 @@ async def test_what_one_group_certainly_refuses_goes_to_another_at_once(failure:
 
 @pytest.mark.parametrize("failure", [NotMaster("staged", outcome=UNKNOWN), NoQuorum("written", outcome=UNKNOWN)])
 async def test_batches_that_a_group_may_have_stay_with_it_until_it_answers(failure: QmqError, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qmq.client.pipes.STAY_BYTES", 1)
+    monkeypatch.setattr("qmq.client.producing.group_sender.STAY_BYTES", 1)
     async with cluster(2) as it:
         first, second = it.groups
         tries: Counter[int] = Counter()
@@ -188,7 +188,7 @@ async def test_never_answered_is_unknown() -> None:
 
 
 async def test_after_an_unknown_try_a_later_refusal_makes_nothing_certain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qmq.client.pipes.STAY_BYTES", 1)
+    monkeypatch.setattr("qmq.client.producing.group_sender.STAY_BYTES", 1)
     async with cluster(2) as it:
         first = it.groups[0]
         tries = Counter[int]()

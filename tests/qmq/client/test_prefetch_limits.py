@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from qmq.client.prefetch_limits import (
+from qmq.client.consuming.session import (
     PREFETCH,
     PREFETCH_MAX,
     QUICK_S,
@@ -22,7 +22,7 @@ from qmq.client.prefetch_limits import (
     start,
     wait_ms,
 )
-from qmq.client.settlements import Outstanding
+from qmq.client.consuming.settlements import Outstanding
 from qmq.errors import InvalidArgument
 from qmq.limits import CONSUMER_UNACKED_BYTES_MAX, CONSUMER_UNACKED_MAX, MIB
 

@@ -6,12 +6,12 @@ import logging
 
 import pytest
 
-from qmq.client.connection import ClientTiming
-from qmq.client.reach_patience import ReachPatience
+from qmq.client.connection.connection import ClientTiming
+from qmq.client.connection.reach_patience import ReachPatience
 from qmq.console import page
 from qmq.errors import NameUnresolved, NotConnected, QmqError, TlsEnded, TlsFailed, TlsRefused, UnknownHost
-from qmq.gateway import status_codes
-from qmq.integrations.http import http_site
+from qmq.gateway import status
+from qmq.integrations.http import site
 from qmq.proto.rocketmq import definition_pb2
 from qmq.sql.outbox_sender import is_final
 
@@ -94,6 +94,6 @@ def test_what_may_be_an_outage_is_logged_and_waited_for(kind: type[QmqError], ca
 def test_a_service_that_reaches_no_server_blames_no_request_for_it(kind: type[QmqError]) -> None:
     failure = kind("a certificate is not trusted")
     assert not is_final(failure), "the row of an outbox waits"
-    assert status_codes.status_of_failure(failure).code == definition_pb2.PROXY_TIMEOUT
+    assert status.status_of_failure(failure).code == definition_pb2.PROXY_TIMEOUT
     assert page.status_of_failure(failure) == 503
-    assert http_site.refusal(failure).status_code == 503
+    assert site.refusal(failure).status_code == 503

@@ -9,7 +9,7 @@ from struct import pack
 
 import pytest
 
-from qmq.client.connection import Connection
+from qmq.client.connection.connection import Connection
 from qmq.errors import NotConnected
 from qmq.wire import reachable
 from qmq.wire.frame import FrameKind

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from forms import SEED, examples
 
-from qmq.batch_columns import UNREADABLE
-from qmq.client import ready_messages
+from qmq.client.consuming import iterator
+from qmq.client.consuming.message import Slice
+from qmq.client.consuming.ready_form import IS_COMPILED, TaskHolding
 from qmq.client.local_messages import LocalMessage, local_batch
-from qmq.client.message import Slice
-from qmq.client.ready_form import IS_COMPILED, TaskHolding
 from qmq.client.task_messages import Owner, TaskMessages
+from qmq.wire.batch_columns import UNREADABLE
 
-FORMS: list[Any] = [ready_messages, *([importlib.import_module("qmq.client._ready")] if IS_COMPILED else [])]
+FORMS: list[Any] = [iterator, *([importlib.import_module("qmq.client._ready")] if IS_COMPILED else [])]
 NEVER_S = 1e9
 
 

@@ -6,7 +6,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from qmq.client.receipts import BatchReceipt, CutReceipt, DelayedBatchReceipt
+from qmq.client.producing.receipts import BatchReceipt, CutReceipt, DelayedBatchReceipt
 from qmq.model import MessageId
 
 BATCH = BatchReceipt("s", 2, 100, 3, 7, 1, 5_000, "g1")

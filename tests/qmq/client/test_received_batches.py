@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from qmq.batch import ENVELOPE_BYTES, Kind, encode, place, region_crc_of
-from qmq.batch_columns import Columns
-from qmq.client.received_batches import ReceivedBatches
+from qmq.client.consuming.message import ReceivedBatches
 from qmq.errors import CorruptBatch
+from qmq.wire.batch import ENVELOPE_BYTES, Kind, encode, place, region_crc_of
+from qmq.wire.batch_columns import Columns
 from qmq.wire.frame_payloads import Range
 
 

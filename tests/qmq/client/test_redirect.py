@@ -126,7 +126,7 @@ async def test_a_late_refusal_of_the_old_master_does_not_decide_the_new_attempt(
 
 
 async def test_what_a_hanging_master_may_have_goes_to_no_other_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qmq.client.pipes.STAY_BYTES", 1)
+    monkeypatch.setattr("qmq.client.producing.group_sender.STAY_BYTES", 1)
     async with cluster(2, can_push=True) as it:
         first = it.groups[0]
         producer = it.mq.producer("s", batch_messages=1, delivery_timeout_s=3)

@@ -14,11 +14,11 @@ import forms
 import pytest
 
 import qmq
-from qmq.client.dead_letter import DeadLetter
+from qmq.client.dead_letters import DeadLetter
 from qmq.errors import InvalidArgument, NotConnected
 from qmq.model import MessageId
 from qmq.node.dev_node import Node
-from qmq.operations.letter_edit import LetterEdit
+from qmq.operations.letters import LetterEdit
 
 REPLAYING = str(Path(__file__).with_name("replaying_process.py"))
 

@@ -16,14 +16,14 @@ from support import eventually
 
 import qmq
 from qmq import blocking, limits
-from qmq.batch import BatchView, Envelope, Kind, encode, place, sent_sizes
-from qmq.batch_columns import BatchFlag, Columns
-from qmq.client.connection import TIMING, ClientTiming
-from qmq.client.long_retries import LongRetry, batches, columns_of
-from qmq.client.message import Decoded, Message, Messages, Slice
+from qmq.client.connection.connection import TIMING, ClientTiming
+from qmq.client.consuming.message import Decoded, Message, Messages, Slice
+from qmq.client.producing.delayed import LongRetry, batches, columns_of
 from qmq.errors import ClientClosed, DelayTooLong, InvalidArgument, Overloaded, ReadOnly
 from qmq.model import DelayedId, MessageId
 from qmq.wire import frame_payloads as wire
+from qmq.wire.batch import BatchView, Envelope, Kind, encode, place, sent_sizes
+from qmq.wire.batch_columns import BatchFlag, Columns
 from qmq.wire.frame import Frame, FrameKind
 from qmq.wire.frame_payloads import Range
 from qmq.wire.settle_payloads import BY_GROUP_MS, Settlement, Verdict

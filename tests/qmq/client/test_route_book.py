@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qmq.client.route_book import Master, RouteBook, SubjectRoute
+from qmq.client.metadata.cache import Master, RouteBook, SubjectRoute
 
 
 def learned(book: RouteBook, *routes: SubjectRoute, subject: str = "s") -> set[str]:

@@ -36,7 +36,7 @@ class Used:
     client: qmq.Client
     producer: qmq.Producer
     ordered_producer: qmq.OrderedProducer
-    delayed_producer: qmq.client.delayed_producer.DelayedProducer
+    delayed_producer: qmq.client.producing.delayed.DelayedProducer
     consumer: qmq.Consumer
     message: qmq.Message
     ordered_consumer: qmq.OrderedConsumer

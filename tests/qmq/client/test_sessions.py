@@ -14,7 +14,7 @@ from support import eventually, node_config, running
 import qmq
 from qmq.client.client import Client
 from qmq.errors import DeadlineExceeded, Outcome
-from qmq.network import Factory, Network
+from qmq.rpc.network import Factory, Network
 
 
 class Relay(asyncio.BufferedProtocol):

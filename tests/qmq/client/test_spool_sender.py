@@ -15,9 +15,9 @@ from fake_queue import FakeQueue
 from support import eventually
 
 import qmq
-from qmq.client import ack_spool
-from qmq.client.ack_spool import Kept, Origin, unpack
-from qmq.client.connection import ClientTiming
+from qmq.client.connection.connection import ClientTiming
+from qmq.client.consuming import settlements
+from qmq.client.consuming.settlements import Kept, Origin, unpack
 from qmq.errors import InvalidArgument, NotMaster, UnknownConsumer
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
@@ -180,7 +180,7 @@ async def test_consumers_continue_on_a_full_disk(
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(ack_spool.os, "write", full)
+    monkeypatch.setattr(settlements.os, "write", full)
     consumer, found = await taken(it.mq, queues[0], [b"0", b"1"])
     with caplog.at_level(logging.WARNING, "qmq.client"):
         await away(it.groups[0])

@@ -22,9 +22,9 @@ from first_calls import CALLS, KnownMasters
 from support import node_config, running
 
 import qmq
-from qmq.client.connection import ClientTiming
-from qmq.client.links import Links
-from qmq.client.route_book import Master
+from qmq.client.connection.connection import ClientTiming
+from qmq.client.connection.pool import Links
+from qmq.client.metadata.cache import Master
 from qmq.errors import NameUnresolved, QmqError, UnknownHost
 
 NOWHERE = "nowhere.invalid"

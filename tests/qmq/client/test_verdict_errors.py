@@ -15,7 +15,7 @@ from support import eventually
 
 import qmq
 from qmq import blocking
-from qmq.client.settlements import Settlements, in_frames
+from qmq.client.consuming.settlements import Settlements, in_frames
 from qmq.errors import InvalidArgument
 from qmq.limits import REQUEUE_MS_MAX
 from qmq.wire.frame import FrameKind

@@ -11,15 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from qmq.batch import encode, sent_sizes
-from qmq.batch_columns import BatchFlag, Columns
-from qmq.compression import Compression
 from qmq.delay.interfaces import DueMessage, Places, SchedulePlace
 from qmq.delay.schedule import Schedule
-from qmq.headers import PLANNED, SCHEDULE_ID
 from qmq.log.actions import Cancel, Close, PlanAction, PlanDone, PlanVoid, Postpone, Recur, ScheduleAction
 from qmq.log.disk import Disk
-from qmq.model import MessageId
+from qmq.model import PLANNED, SCHEDULE_ID, MessageId
+from qmq.wire.batch import encode, sent_sizes
+from qmq.wire.batch_columns import BatchFlag, Columns, Compression
 
 SECOND = 1_000
 START = 1_700_000_000_000

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.batch_columns import BatchFlag
-from qmq.delay import delay_admin
-from qmq.delay.delay_admin import EngineAdmin, check_due
+from qmq.delay import admin as delay_admin
+from qmq.delay.admin import EngineAdmin, check_due
 from qmq.delay.interfaces import DueMessage, SchedulePlace
 from qmq.errors import DelayTooLong, InvalidArgument, NotMaster
-from qmq.headers import SCHEDULE_ID
 from qmq.log.actions import Postpone
+from qmq.model import SCHEDULE_ID
+from qmq.wire.batch_columns import BatchFlag
 
 
 def _message(number: int, due_ms: int, subject: str = "a", flags: int = 0, headers: dict[str, bytes] | None = None) -> DueMessage:

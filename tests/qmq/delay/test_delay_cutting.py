@@ -10,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedule_support import PRODUCER, START, delayed
 
-from qmq.batch import BatchView, Envelope
-from qmq.compression import Compression
-from qmq.delay import batch_cutting
-from qmq.delay.batch_cutting import Pieces, run_id
+from qmq.delay import batches as batch_cutting
+from qmq.delay.batches import Pieces, run_id
 from qmq.errors import CorruptBatch
-from qmq.headers import SCHEDULE_ID
-from qmq.model import MessageId
+from qmq.model import SCHEDULE_ID, MessageId
+from qmq.wire.batch import BatchView, Envelope
+from qmq.wire.batch_columns import Compression
 
 UNPLACED = Envelope(0, 0, 0, -1, 0, 0, 0, 0)
 TEXT = st.text(max_size=4)

@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedule_support import START, delayed
 
-from qmq.batch import Envelope
-from qmq.compression import Compression
-from qmq.delay.batch_outline import OUTLINED_BYTES_MIN, STRETCH_MAX, BatchOutline, is_outlined
+from qmq.delay.batches import OUTLINED_BYTES_MIN, STRETCH_MAX, BatchOutline, StoredBatch, is_outlined
 from qmq.delay.interfaces import SchedulePlace
-from qmq.delay.stored_batch import StoredBatch
 from qmq.errors import CorruptBatch
+from qmq.wire.batch import Envelope
+from qmq.wire.batch_columns import Compression
 
 COLUMNS: dict[str, Any] = {
     "keys": st.binary(max_size=9),

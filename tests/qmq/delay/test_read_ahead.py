@@ -11,20 +11,18 @@ import pytest
 from schedule_support import SECOND, START, checkpoint, delayed, opened, places
 from support import ManualClock, eventually
 
-from qmq.batch import ENVELOPE_BYTES, Envelope
-from qmq.delay.batch_outline import BatchOutline
-from qmq.delay.bucket import name_of
-from qmq.delay.bucket_lookup import PICKED_MAX
-from qmq.delay.delay_config import DelayConfig
-from qmq.delay.delay_engine import Engine
+from qmq.delay.batches import BatchCache, BatchOutline, StoredBatch
+from qmq.delay.buckets import PICKED_MAX, name_of
+from qmq.delay.config import DelayConfig
+from qmq.delay.engine import Engine
 from qmq.delay.interfaces import SchedulePlace
-from qmq.delay.read_ahead import PIECE_BYTES, READ_BYTES, ReadAheadPiece
+from qmq.delay.loader import PIECE_BYTES, READ_BYTES, ReadAheadPiece
 from qmq.delay.schedule import Schedule
-from qmq.delay.stored_batch import BatchCache, StoredBatch
 from qmq.errors import LogDamaged
 from qmq.limits import KIB
 from qmq.log.actions import Cancel, Close
 from qmq.log.disk import Disk
+from qmq.wire.batch import ENVELOPE_BYTES, Envelope
 
 BUCKET = START // SECOND
 LOG = f"{name_of(BUCKET, SECOND)}.log"

@@ -16,19 +16,16 @@ from google_crc32c import value as crc32c
 from schedule_support import PRODUCER, SECOND, START, checkpoint, contents, delayed, opened, places, plan
 from support import PLENTY, FillingDisk
 
-from qmq.batch import BatchView
-from qmq.batch_columns import REGION, REGION_BYTES, BatchFlag
-from qmq.compression import Compression
-from qmq.delay import bucket_lookup
-from qmq.delay.append_files import LARGE_BYTES
+from qmq.delay import buckets
+from qmq.delay.files import LARGE_BYTES
 from qmq.delay.interfaces import Places, SchedulePlace
-from qmq.delay.schedule import Schedule
-from qmq.delay.schedule_state import MARK_FILE
+from qmq.delay.schedule import MARK_FILE, Schedule
 from qmq.errors import DiskFull, InvalidArgument, LogDamaged, MessageNotFound
-from qmq.headers import SCHEDULE_ID
 from qmq.log.actions import Cancel, Close, PlanDone, Postpone, Recur
 from qmq.log.disk import Disk
-from qmq.model import DelayedId, MessageId
+from qmq.model import SCHEDULE_ID, DelayedId, MessageId
+from qmq.wire.batch import BatchView
+from qmq.wire.batch_columns import REGION, REGION_BYTES, BatchFlag, Compression
 
 BUCKET = START // SECOND
 NAME = "20231114T221320Z"
@@ -455,8 +452,8 @@ def test_a_recurring_message_is_found_by_its_first_id_through_its_runs(tmp_path:
 
 
 def test_a_large_scan_reads_a_bucket_several_times_and_returns_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket_lookup, "SORTED_MAX", 10)
-    monkeypatch.setattr(bucket_lookup, "_SLICE_ROWS", 7)
+    monkeypatch.setattr(buckets, "SORTED_MAX", 10)
+    monkeypatch.setattr(buckets, "_SLICE_ROWS", 7)
     due_times_ms = [[START + each * 7919 % 50 for each in range(batch, batch + 9)] for batch in range(20)]
     schedule = filled(tmp_path, due_times_ms)
     schedule.act(21, START, Cancel(BUCKET, 3))

@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from schedule_support import SECOND, START, Entry, Model, checkpoint, contents, delayed, messages_of, opened, plan
 
-from qmq.batch_columns import BatchFlag
 from qmq.delay.interfaces import Places, SchedulePlace
 from qmq.delay.schedule import Schedule
-from qmq.headers import CRON
 from qmq.log.actions import Cancel, Close, PlanDone, PlanVoid, Postpone, Recur, ScheduleAction
-from qmq.model import DelayedId, MessageId
+from qmq.model import CRON, DelayedId, MessageId
+from qmq.wire.batch_columns import BatchFlag
 
 DUES = st.integers(START, START + 6 * SECOND)
 BUCKET = START // SECOND

@@ -11,13 +11,12 @@ import pytest
 from schedule_support import SECOND, START, contents, delayed, plan
 from support import ManualClock
 
-from qmq.batch_columns import parse_header
 from qmq.delay.interfaces import SchedulePlace
 from qmq.delay.schedule import Schedule
 from qmq.errors import LogDamaged
 from qmq.log import follower
 from qmq.log.actions import Cancel, Close, PlanDone, PlanVoid, Postpone, Recur
-from qmq.log.checkpoint_writing import begin_checkpoint, close_store, end_checkpoint
+from qmq.log.checkpoint import begin_checkpoint, close_store, end_checkpoint
 from qmq.log.disk import Disk
 from qmq.log.log_config import Flush, LogConfig
 from qmq.log.merged_log import read_merged
@@ -25,6 +24,7 @@ from qmq.log.recovery import open_store
 from qmq.log.retention import begin_retention, end_retention
 from qmq.log.store import Intake, Store
 from qmq.model import SubjectConfig
+from qmq.wire.batch_columns import parse_header
 
 BUCKET = START // SECOND
 

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from qmq.delay import wheel as runs_module
 from qmq.delay import wheel as wheel_module
-from qmq.delay import wheel_runs as runs_module
 from qmq.delay.interfaces import Places
-from qmq.delay.wheel import Wheel
-from qmq.delay.wheel_runs import runs_of
+from qmq.delay.wheel import Wheel, runs_of
 
 ERA = 1 << 32
 Row = tuple[int, int, int]

@@ -8,7 +8,7 @@ import pytest
 from support import node_config, running
 
 import qmq
-from qmq.broker.broker_config import BrokerConfig
+from qmq.broker.config import BrokerConfig
 from qmq.model import dead_letter_subject
 from qmq.node.dev_node import Node
 

@@ -11,10 +11,10 @@ from qmq_ordering.hashing import logical_partition
 from support import eventually
 
 import qmq
-from qmq.batch import encode, sent_envelope
-from qmq.batch_columns import REGION, REGION_BYTES, Columns
-from qmq.client.connection import connect
+from qmq.client.connection.connection import connect
 from qmq.node.dev_node import Node
+from qmq.wire.batch import encode, sent_envelope
+from qmq.wire.batch_columns import REGION, REGION_BYTES, Columns
 from qmq.wire.frame import FrameKind
 
 GARBAGE = "garbage that claims zstd"

@@ -16,18 +16,15 @@ import pytest
 from forms import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark_qmq.sink.packet_window import PacketWindow
-from pyspark_qmq.sink.packets import Done, Load
+from pyspark_qmq.sink.packets import Done, Load, PacketWindow
 from pyspark_qmq.sink.row_identity import RowTarget
-from qmq_ordering.route import LpRange, PhysicalPartition
+from qmq_ordering.routes import LpRange, PhysicalPartition
 
-from qmq.batch_columns import Columns
-from qmq.client.open_batch import Batch
-from qmq.client.ordered.ordered_batch import OrderedBatch
-from qmq.client.ordered.split_ticket import SplitTicket
-from qmq.client.ordered.stream import Stream
-from qmq.client.pipe_window import PipeWindow
-from qmq.client.receipts import Ticket
+from qmq.client.producing.batch import Batch
+from qmq.client.producing.ordered.batch import OrderedBatch
+from qmq.client.producing.ordered.stream import Stream
+from qmq.client.producing.receipts import SplitTicket, Ticket
+from qmq.client.producing.sender_window import PipeWindow
 from qmq.delay.dispatcher.due_window import DueBatch, DueWindow
 from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
 from qmq.delivery.retries import DELAY_SERVER, ORDERED_SINK, PRODUCER, SINK
@@ -44,6 +41,7 @@ from qmq.errors import (
 )
 from qmq.log.actions import PlanAction
 from qmq.model import begins_session, session_of
+from qmq.wire.batch_columns import Columns
 from qmq.wire.frame_payloads import Produced
 
 TIMEOUT_S = 60.0

@@ -9,7 +9,7 @@ from forms import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from qmq_ordering.route import LpRange, PhysicalPartition, Route
+from qmq_ordering.routes import LpRange, PhysicalPartition, Route
 
 from qmq.delivery.partitioner import Partitioner
 

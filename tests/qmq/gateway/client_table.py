@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from qmq.gateway.call_counters import AnsweredCall
+from qmq.gateway.status import AnsweredCall
 from qmq.proto.rocketmq import service_pb2 as calls
 
 PAGE: Final = Path(__file__).parents[3] / "docs" / "ROCKETMQ_CLIENTS.md"

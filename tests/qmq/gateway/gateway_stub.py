@@ -13,14 +13,14 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 import qmq
-from qmq.clock import Clock
-from qmq.gateway.gateway_config import GatewayConfig
-from qmq.gateway.gateway_credentials import GatewayCredentials
-from qmq.gateway.gateway_server import GatewayServer
-from qmq.network import NETWORK, Network
+from qmq.gateway.config import GatewayConfig
+from qmq.gateway.credentials import GatewayCredentials
+from qmq.gateway.server import GatewayServer
+from qmq.process.event_loop import Clock
 from qmq.proto.rocketmq import definition_pb2 as api
 from qmq.proto.rocketmq import service_pb2 as calls
 from qmq.proto.rocketmq.service_pb2_grpc import MessagingServiceStub
+from qmq.rpc.network import NETWORK, Network
 from qmq.testing import TestCluster
 
 CONFIG = GatewayConfig(port=0, invisible_ms_min=0, sweep_ms=10)

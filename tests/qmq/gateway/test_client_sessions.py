@@ -5,10 +5,9 @@ from __future__ import annotations
 import hostile
 import pytest
 
-from qmq.gateway import client_sessions
-from qmq.gateway.call_counters import LANGUAGE_CHARS_MAX, LANGUAGES_MAX, CallCounters
-from qmq.gateway.client_sessions import CLIENT_ID_CHARS_MAX, ClientSessions, TelemetryStream
-from qmq.gateway.status_codes import Refused
+from qmq.gateway import clients
+from qmq.gateway.clients import CLIENT_ID_CHARS_MAX, ClientSessions, TelemetryStream
+from qmq.gateway.status import LANGUAGE_CHARS_MAX, LANGUAGES_MAX, CallCounters, Refused
 from qmq.proto.rocketmq import definition_pb2 as api
 
 
@@ -18,7 +17,7 @@ async def _unread(_: object) -> None:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> ClientSessions:
-    monkeypatch.setattr(client_sessions, "SESSIONS_MAX", 3)
+    monkeypatch.setattr(clients, "SESSIONS_MAX", 3)
     return ClientSessions(lambda: 0)
 
 

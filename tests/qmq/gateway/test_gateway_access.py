@@ -22,16 +22,16 @@ from support import eventually, node_config, running
 import qmq
 from qmq.cli.gateway import GatewayOptions
 from qmq.errors import InvalidArgument
-from qmq.gateway.gateway_config import GatewayConfig
-from qmq.gateway.gateway_credentials import ClientKeys, GatewayCredentials
-from qmq.gateway.gateway_server import GatewayServer
-from qmq.gateway.half_messages import TransactionTiming
-from qmq.gateway.status_codes import Refused
+from qmq.gateway.config import GatewayConfig
+from qmq.gateway.credentials import ClientKeys, GatewayCredentials
+from qmq.gateway.server import GatewayServer
+from qmq.gateway.status import Refused
+from qmq.gateway.transactions import TransactionTiming
 from qmq.proto.rocketmq import definition_pb2 as api
 from qmq.proto.rocketmq import service_pb2 as calls
 from qmq.proto.rocketmq.service_pb2_grpc import MessagingServiceStub
 from qmq.security.audit import AuditLog
-from qmq.security.authority import create_authority, issue
+from qmq.security.certificates import create_authority, issue
 from qmq.testing import TestCluster
 
 WHEN = "20261124T120000Z"

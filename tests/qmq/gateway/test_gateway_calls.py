@@ -14,9 +14,9 @@ import pytest
 from gateway_stub import CONFIG, GatewayStub, gateway_on, message, receive_request
 
 import qmq
-from qmq.gateway.gateway_config import GatewayConfig
-from qmq.gateway.gateway_metrics import GatewaySource
-from qmq.gateway.message_mapping import ORDERED_TYPES, PLAIN_TYPES
+from qmq.gateway.config import GatewayConfig
+from qmq.gateway.messages import ORDERED_TYPES, PLAIN_TYPES
+from qmq.gateway.server import GatewaySource
 from qmq.proto.rocketmq import definition_pb2 as api
 from qmq.proto.rocketmq import service_pb2 as calls
 from qmq.proto.v1 import meta_pb2 as pb

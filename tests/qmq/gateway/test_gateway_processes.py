@@ -16,7 +16,7 @@ import grpc
 import pytest
 from gateway_stub import message, receive_request
 
-from qmq.gateway.invisible_messages import GATEWAY_ID_BYTES
+from qmq.gateway.receipts import GATEWAY_ID_BYTES
 from qmq.proto.rocketmq import definition_pb2 as api
 from qmq.proto.rocketmq import service_pb2 as calls
 from qmq.proto.rocketmq.service_pb2_grpc import MessagingServiceStub

@@ -15,8 +15,8 @@ from support import eventually, node_config, running
 from test_gateway_access import signed
 
 import qmq
-from qmq.gateway.gateway_credentials import ClientKeys, GatewayCredentials
-from qmq.gateway.gateway_server import GatewayServer
+from qmq.gateway.credentials import ClientKeys, GatewayCredentials
+from qmq.gateway.server import GatewayServer
 from qmq.proto.rocketmq import definition_pb2 as api
 from qmq.proto.rocketmq import service_pb2 as calls
 from qmq.proto.rocketmq.service_pb2_grpc import MessagingServiceStub

@@ -8,8 +8,8 @@ import pytest
 from gateway_stub import gateway_on, message
 
 from qmq.errors import QmqError
-from qmq.gateway import gateway_server
-from qmq.gateway.gateway_server import leave
+from qmq.gateway import server
+from qmq.gateway.server import leave
 from qmq.proto.rocketmq import definition_pb2 as api
 from qmq.testing import TestCluster
 
@@ -18,7 +18,7 @@ STOPS_S = 60
 
 
 async def test_a_gateway_stops_when_its_cluster_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_server, "LEAVE_S", 0.1)
+    monkeypatch.setattr(server, "LEAVE_S", 0.1)
     async with TestCluster() as cluster, gateway_on(cluster) as gateway:
         assert (await gateway.send(message("orders"), message("orders"))).status.code == api.OK
         assert await gateway.receive("orders", invisible_s=600, batch=1, wait_s=20)

@@ -11,8 +11,8 @@ import client_table
 import pytest
 from gateway_stub import GatewayStub, gateway_on, message, receive_request, seconds
 
-from qmq.gateway.gateway_config import GatewayConfig
-from qmq.gateway.half_messages import TransactionTiming
+from qmq.gateway.config import GatewayConfig
+from qmq.gateway.transactions import TransactionTiming
 from qmq.proto.rocketmq import definition_pb2 as api
 from qmq.proto.rocketmq import service_pb2 as calls
 from qmq.testing import TestCluster, virtual

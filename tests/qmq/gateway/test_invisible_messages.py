@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.gateway.invisible_messages import InvisibleMessages, ReceiptHandle
-from qmq.gateway.status_codes import Refused
+from qmq.gateway.receipts import InvisibleMessages, ReceiptHandle
+from qmq.gateway.status import Refused
 
 GATEWAY = b"gateway1"
 

@@ -15,12 +15,9 @@ from google.protobuf.duration_pb2 import Duration
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.clock import time_of
 from qmq.errors import BY_CODE, AccessDenied, CallerError, NeverReached, NoQuorum, Overloaded, Unavailable, UnknownSubject
-from qmq.gateway.body_encoding import check_digest, digest_of, plain_body
-from qmq.gateway.group_receiving import wait_s
-from qmq.gateway.half_messages import CheckPlan, first_check_ms
-from qmq.gateway.message_mapping import (
+from qmq.gateway.filters import tags_of_expression
+from qmq.gateway.messages import (
     BORN_HOST,
     CHECK_AFTER_MS,
     DUE_MS,
@@ -28,19 +25,25 @@ from qmq.gateway.message_mapping import (
     KEYS,
     TRACE,
     TYPE,
+    check_digest,
+    digest_of,
+    group_of_resource,
     message_for_client,
     message_from_client,
+    plain_body,
+    subject_of_topic,
 )
-from qmq.gateway.messaging_service import endpoints_of
-from qmq.gateway.rocketmq_names import group_of_resource, subject_of_topic
-from qmq.gateway.status_codes import Refused, joined_status, status_of_failure
-from qmq.gateway.tag_expression import tags_of_expression
-from qmq.gateway.topic_sending import parse_recall_handle, recall_handle
+from qmq.gateway.receiving import wait_s
+from qmq.gateway.sending import parse_recall_handle, recall_handle
+from qmq.gateway.service import endpoints_of
+from qmq.gateway.status import Refused, joined_status, status_of_failure
+from qmq.gateway.transactions import CheckPlan, first_check_ms
+from qmq.process.event_loop import time_of
 from qmq.proto.rocketmq import definition_pb2 as api
 
 if TYPE_CHECKING:
-    from qmq.client.delayed_message import DelayedMessage
-    from qmq.client.message import StoredMessage
+    from qmq.client.consuming.message import StoredMessage
+    from qmq.client.producing.delayed import DelayedMessage
 
 BODY_MAX = 1_000
 

@@ -26,9 +26,9 @@ from test_other_clients import MODULES, QUICK_START, needs_java, needs_node
 
 import qmq
 from qmq.cli.gateway import GatewayOptions
-from qmq.gateway.gateway_config import GatewayConfig
-from qmq.gateway.gateway_credentials import ClientKeys, GatewayCredentials
-from qmq.security.authority import create_authority, issue
+from qmq.gateway.config import GatewayConfig
+from qmq.gateway.credentials import ClientKeys, GatewayCredentials
+from qmq.security.certificates import create_authority, issue
 from qmq.testing import TestCluster
 
 pytestmark = pytest.mark.long  # programs in JVMs and in Node

@@ -17,9 +17,9 @@ from gateway_stub import GatewayStub, gateway_on
 from system.gateway_processes import CACHE, JAR, PROGRAMS, java
 
 from qmq.cli.gateway import GatewayOptions
-from qmq.gateway.gateway_config import GatewayConfig
-from qmq.gateway.half_messages import TransactionTiming
-from qmq.security.authority import create_authority, issue
+from qmq.gateway.config import GatewayConfig
+from qmq.gateway.transactions import TransactionTiming
+from qmq.security.certificates import create_authority, issue
 from qmq.testing import TestCluster
 
 # Starting a JVM and its client takes longer than what is tested.

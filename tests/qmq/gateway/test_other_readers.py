@@ -14,9 +14,8 @@ from spark.conftest import spark as spark
 from support import NodeProcess
 
 import qmq
-from qmq.gateway.gateway_server import GatewayServer
-from qmq.operations.inquiry import inquire
-from qmq.operations.message_view import why
+from qmq.gateway.server import GatewayServer
+from qmq.operations.messages import inquire, why
 from qmq.proto.rocketmq.service_pb2_grpc import MessagingServiceStub
 from qmq.testing import TestCluster
 

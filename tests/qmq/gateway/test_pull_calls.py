@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from gateway_stub import GatewayStub, gateway_on, message, seconds
 
-from qmq.gateway.message_mapping import timestamp_of
+from qmq.gateway.messages import timestamp_of
 from qmq.proto.rocketmq import definition_pb2 as api
 from qmq.proto.rocketmq import service_pb2 as calls
 from qmq.testing import TestCluster

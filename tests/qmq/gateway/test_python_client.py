@@ -17,9 +17,9 @@ import rocketmq_programs
 from gateway_stub import GatewayStub, gateway_on
 
 from qmq.cli.gateway import GatewayOptions
-from qmq.gateway.gateway_config import GatewayConfig
-from qmq.gateway.half_messages import TransactionTiming
-from qmq.security.authority import create_authority, issue
+from qmq.gateway.config import GatewayConfig
+from qmq.gateway.transactions import TransactionTiming
+from qmq.security.certificates import create_authority, issue
 from qmq.testing import TestCluster
 
 pytestmark = [

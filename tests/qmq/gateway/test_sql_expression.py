@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.gateway.sql_expression import DEPTH_MAX, EXPRESSION_CHARS_MAX, all_of, any_of, condition_of, negated
-from qmq.gateway.status_codes import Refused
+from qmq.gateway.filters import DEPTH_MAX, EXPRESSION_CHARS_MAX, all_of, any_of, condition_of, negated
+from qmq.gateway.status import Refused
 
 ORDER = {
     "price": "12.5",

@@ -18,12 +18,12 @@ from support import eventually
 from test_gateway_access import signed
 
 import qmq
-from qmq.client.delayed_message import DelayedMessage
-from qmq.clock import SystemClock, time_of
-from qmq.gateway.gateway_config import GatewayConfig
-from qmq.gateway.gateway_credentials import ClientKeys, GatewayCredentials
-from qmq.gateway.half_messages import CheckPlan, TransactionTiming
+from qmq.client.producing.delayed import DelayedMessage
+from qmq.gateway.config import GatewayConfig
+from qmq.gateway.credentials import ClientKeys, GatewayCredentials
+from qmq.gateway.transactions import CheckPlan, TransactionTiming
 from qmq.model import MessageId
+from qmq.process.event_loop import SystemClock, time_of
 from qmq.proto.rocketmq import definition_pb2 as api
 from qmq.proto.rocketmq import service_pb2 as calls
 from qmq.testing import TestCluster, virtual

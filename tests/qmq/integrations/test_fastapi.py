@@ -21,9 +21,9 @@ from qmq.errors import ClientClosed, InvalidArgument, QmqError, UnknownSubject  
 from qmq.integrations.fastapi import outbox  # noqa: E402
 from qmq.integrations.server_sent_events import event, position_text, positions_of  # noqa: E402
 from qmq.integrations.starlette import QmqLifespan  # noqa: E402
+from qmq.rpc.web_server import WebServer  # noqa: E402
 from qmq.sql.outbox import Outbox, create_tables_async  # noqa: E402
 from qmq.testing import TestCluster  # noqa: E402
-from qmq.web_server import WebServer  # noqa: E402
 
 SOON_S = 30
 

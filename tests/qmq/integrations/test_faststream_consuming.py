@@ -15,8 +15,8 @@ from faststream.exceptions import SetupError, StopConsume  # noqa: E402
 from faststream_places import Place, Seen  # noqa: E402
 
 from qmq.integrations.faststream import QmqMessage, QmqRouter  # noqa: E402
-from qmq.integrations.faststream.faststream_annotations import Broker, Client, Message  # noqa: E402
-from qmq.integrations.faststream.faststream_broker import ANNOTATIONS  # noqa: E402
+from qmq.integrations.faststream.annotations import Broker, Client, Message  # noqa: E402
+from qmq.integrations.faststream.broker import ANNOTATIONS  # noqa: E402
 
 
 async def test_a_handler_gets_each_message_of_its_subject(place: Place, subject: str) -> None:

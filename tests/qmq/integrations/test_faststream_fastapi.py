@@ -20,7 +20,7 @@ from faststream.exceptions import SetupError  # noqa: E402
 from faststream_places import Place, Seen  # noqa: E402
 
 from qmq.integrations.faststream import QmqRouter, TestQmqBroker  # noqa: E402
-from qmq.integrations.faststream.faststream_fastapi import Context, FastApiQmqRouter  # noqa: E402
+from qmq.integrations.faststream.fastapi import Context, FastApiQmqRouter  # noqa: E402
 
 
 @asynccontextmanager

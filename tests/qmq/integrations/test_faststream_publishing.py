@@ -21,7 +21,7 @@ from faststream.response import ensure_response  # noqa: E402
 from faststream_places import Place, Seen  # noqa: E402
 
 from qmq.integrations.faststream import QmqMessage, QmqPublishCommand, QmqResponse, QmqRouter  # noqa: E402
-from qmq.integrations.faststream.faststream_sending import MessageOptions, aligned  # noqa: E402
+from qmq.integrations.faststream.sending import MessageOptions, aligned  # noqa: E402
 
 
 class Model(BaseModel):

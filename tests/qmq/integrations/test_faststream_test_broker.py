@@ -18,7 +18,7 @@ from faststream.exceptions import SetupError  # noqa: E402
 from faststream_places import Place, Seen  # noqa: E402
 
 from qmq.integrations.faststream import QmqBroker, QmqMessage, QmqRouter, TestQmqBroker  # noqa: E402
-from qmq.integrations.faststream.faststream_testing import MemoryProducer  # noqa: E402
+from qmq.integrations.faststream.testing import MemoryProducer  # noqa: E402
 
 
 class Person(BaseModel):

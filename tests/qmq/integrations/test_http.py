@@ -22,12 +22,12 @@ pytest.importorskip("starlette", reason="needs starlette: pip install 'qmq[http]
 import qmq  # noqa: E402
 from qmq.client.group_reading import OrderedReading  # noqa: E402
 from qmq.errors import QuotaExceeded  # noqa: E402
-from qmq.integrations.http import http_server, http_site  # noqa: E402
-from qmq.integrations.http.group_receipts import settle  # noqa: E402
-from qmq.integrations.http.http_clients import CLIENTS_MAX, HttpClients  # noqa: E402
-from qmq.integrations.http.http_requests import WAIT_S_MAX, Settle  # noqa: E402
-from qmq.integrations.http.http_server import HttpConfig, HttpServer  # noqa: E402
+from qmq.integrations.http import site  # noqa: E402
+from qmq.integrations.http import site as http_site  # noqa: E402
+from qmq.integrations.http.clients import CLIENTS_MAX, HttpClients, settle  # noqa: E402
 from qmq.integrations.http.openapi import document  # noqa: E402
+from qmq.integrations.http.requests import WAIT_S_MAX, Settle  # noqa: E402
+from qmq.integrations.http.site import HttpConfig, HttpServer  # noqa: E402
 
 ACK = Settle((), "ack", None, "")
 EVENT = {"id": "1", "source": "/shop", "type": "order.new", "specversion": "1.0"}
@@ -330,7 +330,7 @@ async def test_the_principal_with_the_most_tokens_makes_room_for_others() -> Non
 
 
 async def test_one_principal_that_fills_the_places_leaves_room_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "REQUESTS_MAX", 4)
+    monkeypatch.setattr(site, "REQUESTS_MAX", 4)
     made = {token: _FakeClient(token) for token in ("mallory", "alice")}
     server = HttpServer(HttpConfig("127.0.0.1", 0), lambda token: made[token])  # type: ignore[arg-type, return-value]
     await server.start()

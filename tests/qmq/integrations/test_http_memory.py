@@ -11,7 +11,7 @@ httpx = pytest.importorskip("httpx", reason="needs httpx: pip install httpx")
 pytest.importorskip("starlette", reason="needs starlette: pip install 'qmq[http]'")
 
 import qmq  # noqa: E402
-from qmq.integrations.http.http_server import HttpConfig, HttpServer  # noqa: E402
+from qmq.integrations.http.site import HttpConfig, HttpServer  # noqa: E402
 from qmq.limits import MIB  # noqa: E402
 from qmq.node.dev_node import Node  # noqa: E402
 

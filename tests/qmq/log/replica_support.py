@@ -26,7 +26,7 @@ from qmq.log.actions import (
     Return,
     SettleAction,
 )
-from qmq.log.checkpoint_writing import begin_checkpoint, end_checkpoint
+from qmq.log.checkpoint import begin_checkpoint, end_checkpoint
 from qmq.log.disk import Disk
 from qmq.log.log_config import LogConfig
 from qmq.log.merged_log import read_merged

@@ -12,7 +12,7 @@ from replica_support import SMALL, Traffic, checkpoint, feed_all, master_at, ope
 from support import ManualClock, SmallDisk, intake
 
 from qmq.log import commit_mark, follower
-from qmq.log.checkpoint_writing import close_store
+from qmq.log.checkpoint import close_store
 from qmq.log.commit_mark import FILE, INTERVAL_MS, CommitMark, Marker
 from qmq.log.envelopes import walk
 from qmq.log.recovery import open_store

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from support import ManualClock, intake
 
-from qmq.log.checkpoint_writing import begin_checkpoint, end_checkpoint
+from qmq.log.checkpoint import begin_checkpoint, end_checkpoint
 from qmq.log.consume_log import FILE_ENTRIES, ConsumeLog, IndexEntry
 from qmq.log.disk import Disk
 from qmq.log.log_config import LogConfig

@@ -7,9 +7,9 @@ from pathlib import Path
 from deletion_support import opened, queue_of, used_store
 from support import intake
 
-from qmq.log import checkpoint as checkpoints
+from qmq.log import checkpoint
 from qmq.log.actions import Join, LaneBegin, PullAction, Pulled
-from qmq.log.checkpoint_writing import begin_checkpoint, close_store, end_checkpoint
+from qmq.log.checkpoint import begin_checkpoint, close_store, end_checkpoint
 from qmq.log.queue import Queue
 from qmq.log.queue_deletion import drop
 from qmq.log.retention import begin_retention
@@ -56,7 +56,7 @@ def test_a_dropped_queue_stays_so_behind_a_checkpoint_and_without_it(tmp_path: P
     store = opened(tmp_path)
     assert is_empty(queue_of(store))
     store.close()
-    checkpoints.discard(tmp_path / "checkpoint")
+    checkpoint.discard(tmp_path / "checkpoint")
     assert is_empty(queue_of(opened(tmp_path)))
 
 
@@ -93,7 +93,7 @@ def test_a_drop_opens_a_sealed_partition(tmp_path: Path) -> None:
     drop(store, queue)
     assert queue.sealed is None
     close_store(store)
-    checkpoints.discard(tmp_path / "checkpoint")
+    checkpoint.discard(tmp_path / "checkpoint")
     assert queue_of(opened(tmp_path), 1).sealed is None
 
 
@@ -108,7 +108,7 @@ def test_groups_stay_forgotten_when_retention_took_the_drop_from_the_message_log
     for path in store.messages.drop_before(store.messages.bases[-1]):
         path.unlink()
     close_store(store)
-    checkpoints.discard(tmp_path / "checkpoint")
+    checkpoint.discard(tmp_path / "checkpoint")
     queue = queue_of(opened(tmp_path))
     assert not queue.shares
     assert not queue.lanes

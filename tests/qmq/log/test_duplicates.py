@@ -6,11 +6,11 @@ from pathlib import Path
 
 from support import ManualClock, intake
 
-from qmq.batch_columns import BatchFlag
-from qmq.log.checkpoint_writing import begin_checkpoint, end_checkpoint
+from qmq.log.checkpoint import begin_checkpoint, end_checkpoint
 from qmq.log.log_config import LogConfig
 from qmq.log.producers import CLOCKS_MS, WINDOW
 from qmq.log.recovery import open_store
+from qmq.wire.batch_columns import BatchFlag
 
 HOUR_MS = 3_600_000
 

@@ -26,7 +26,6 @@ from replica_support import (
 )
 from support import ManualClock, intake
 
-from qmq.batch import ENVELOPE_BYTES
 from qmq.errors import CorruptBatch, DiskFull
 from qmq.log import follower
 from qmq.log.actions import Begin, Join, PullAction, Pulled
@@ -38,6 +37,7 @@ from qmq.log.recent_writes import WriteRun
 from qmq.log.retention import begin_retention, end_retention
 from qmq.log.store import Store
 from qmq.model import SubjectConfig
+from qmq.wire.batch import ENVELOPE_BYTES
 
 
 def fed_slave(master: Store, folder: Path, *, bytes_max: int = 4096, from_files: bool = False) -> Store:

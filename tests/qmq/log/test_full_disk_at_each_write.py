@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from support import PLENTY, FillingDisk, ManualClock, intake
 
-from qmq.batch import BatchView
 from qmq.errors import DiskFull
 from qmq.limits import KIB
 from qmq.log.actions import Begin, Join, PullAction, Pulled, SettleAction
-from qmq.log.checkpoint_writing import begin_checkpoint, close_store, end_checkpoint
+from qmq.log.checkpoint import begin_checkpoint, close_store, end_checkpoint
 from qmq.log.disk import Disk
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
 from qmq.log.store import Store
+from qmq.wire.batch import BatchView
 from qmq.wire.frame_payloads import Verdict
 
 CONFIG = LogConfig(segment_bytes=64 * KIB, action_segment_bytes=64 * KIB)

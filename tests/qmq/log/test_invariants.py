@@ -7,17 +7,16 @@ import sys
 
 import pytest
 
-from qmq.errors import CorruptBatch
-from qmq.invariants import InvariantBroken
+from qmq.errors import CorruptBatch, InvariantBroken
 from qmq.log import command_messages
 from qmq.log.actions import Join, Leave, PullAction, Pulled, Return
-from qmq.log.share import Share
+from qmq.log.group_state import Share
 from qmq.model import Partition, QueueId
 
 NAMES = ("s", 0, "g", "c")
 _PULL_OF_NOBODY = """
 from qmq.log.actions import PullAction, Pulled
-from qmq.log.share import Share
+from qmq.log.group_state import Share
 assert False, "this is removed"
 Share().apply(PullAction("s", 0, "g", "c", (Pulled(0, 1, 1),)))
 """

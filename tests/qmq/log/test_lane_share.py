@@ -7,10 +7,10 @@ from forms import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from qmq_ordering.route import LpRange
+from qmq_ordering.routes import LpRange
 
 from qmq.log.actions import LaneBegin, LaneDone, LaneFail, LaneGrant, LaneInherit, LanePark, LaneRelease, LaneReset, LaneUnpark
-from qmq.log.lane_share import LaneProgress, LaneShare
+from qmq.log.lane_state import LaneProgress, LaneShare
 
 WIDTH, LENGTH = 8, 12
 NAMES = ("s", 1, "g", "c")

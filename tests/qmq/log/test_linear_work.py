@@ -12,16 +12,16 @@ import pytest
 from forms import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from qmq_ordering.route import LpRange
+from qmq_ordering.routes import LpRange
 from support import ManualClock, SmallDisk
 
 from qmq.errors import DiskFull
 from qmq.log.actions import Begin, Join, LaneBegin, LaneDone, LaneFail, LaneGrant, LanePark, LaneUnpark, PullAction, Pulled, SettleAction
-from qmq.log.lane_share import FAILURES_MAX, LaneProgress, LaneShare
+from qmq.log.group_state import Share
+from qmq.log.lane_state import FAILURES_MAX, LaneProgress, LaneShare
 from qmq.log.log_config import LogConfig
 from qmq.log.producers import PRODUCERS_MAX, Producers
 from qmq.log.recovery import open_store
-from qmq.log.share import Share
 from qmq.wire.frame_payloads import Produced, Verdict
 
 LOG = str(Path(sys.modules[LaneShare.__module__].__file__ or "").parent)

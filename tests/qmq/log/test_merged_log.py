@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from replica_support import Traffic, master_at
 
-from qmq.batch import ENVELOPE_BYTES
 from qmq.errors import LogDamaged
 from qmq.log.envelopes import Entry, walk
 from qmq.log.follower import entries_of, split_entries
 from qmq.log.merged_log import read_merged
 from qmq.log.segments import Segments
 from qmq.log.store import Store
+from qmq.wire.batch import ENVELOPE_BYTES
 
 
 def logs(store: Store) -> tuple[Segments, Segments]:

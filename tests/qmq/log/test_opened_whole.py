@@ -8,7 +8,6 @@ import pytest
 from replica_support import feed, opened, small
 from support import intake
 
-from qmq.batch import Kind
 from qmq.limits import MIB
 from qmq.log.envelopes import walk
 from qmq.log.opening_snapshots import SNAPSHOT_BYTES, is_opened_whole
@@ -16,6 +15,7 @@ from qmq.log.producers import WINDOW, Producers
 from qmq.log.retention import begin_retention, end_retention
 from qmq.log.store import Store
 from qmq.model import SubjectConfig
+from qmq.wire.batch import Kind
 
 CONFIG = small()
 object.__setattr__(CONFIG, "segment_bytes", 12 * MIB)

@@ -1,4 +1,4 @@
-"""A part of a file is brought into the page cache by few system calls (qmq/log/page_cache.py)."""
+"""A part of a file is brought into the page cache by few system calls (qmq/log/disk.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from qmq.limits import MIB
-from qmq.log import page_cache
+from qmq.log import disk
 
 SIZE = 4 * MIB + 5
 
@@ -31,7 +31,7 @@ def forget(fd: int) -> None:
 @pytest.fixture
 def kernel_tells(fd: int) -> bool:
     """A file that was just written is in the page cache, so a kernel that says no does not tell."""
-    return page_cache.is_cached(fd, SIZE, 0)
+    return disk.is_cached(fd, SIZE, 0)
 
 
 def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -48,13 +48,13 @@ def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("at", [0, 1, 4095, 4096, MIB + 77])
 def test_a_part_that_was_loaded_is_in_the_page_cache(fd: int, kernel_tells: bool, at: int) -> None:
     forget(fd)
-    page_cache.load(fd, 2 * MIB, at)
-    assert page_cache.is_cached(fd, 2 * MIB, at) is kernel_tells
+    disk.load(fd, 2 * MIB, at)
+    assert disk.is_cached(fd, 2 * MIB, at) is kernel_tells
 
 
 def test_what_is_in_the_page_cache_is_not_read_again(fd: int, kernel_tells: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = count_reads(monkeypatch)
-    page_cache.load(fd, SIZE, 0)
+    disk.load(fd, SIZE, 0)
     assert sum(sizes) == (0 if kernel_tells else SIZE)
 
 
@@ -64,15 +64,15 @@ def untold(_fd: int, _size: int, _at: int) -> bool:
 
 @pytest.mark.parametrize(("size", "at"), [(SIZE, 0), (1, 0), (1, SIZE - 1), (3 * MIB + 1, 7), (64 * 1024, 12)])
 def test_each_byte_is_read_once_by_few_calls(fd: int, monkeypatch: pytest.MonkeyPatch, size: int, at: int) -> None:
-    monkeypatch.setattr(page_cache, "is_cached", untold)
+    monkeypatch.setattr(disk, "is_cached", untold)
     sizes = count_reads(monkeypatch)
-    page_cache.load(fd, size, at)
+    disk.load(fd, size, at)
     assert sum(sizes) == size
     assert len(sizes) <= 3, "each call takes the interpreter lock from the event loop once more"
 
 
-@pytest.mark.parametrize("tells", [page_cache.is_cached, untold])
+@pytest.mark.parametrize("tells", [disk.is_cached, untold])
 def test_loading_ends_where_the_file_ends(fd: int, monkeypatch: pytest.MonkeyPatch, tells: Callable[[int, int, int], bool]) -> None:
-    monkeypatch.setattr(page_cache, "is_cached", tells)
-    page_cache.load(fd, 9 * MIB, MIB)
-    assert not page_cache.is_cached(fd, 9 * MIB, MIB), "there are no pages behind the end"
+    monkeypatch.setattr(disk, "is_cached", tells)
+    disk.load(fd, 9 * MIB, MIB)
+    assert not disk.is_cached(fd, 9 * MIB, MIB), "there are no pages behind the end"

@@ -8,8 +8,8 @@ import pytest
 from deletion_support import opened, queue_of, used_store
 from support import intake
 
-from qmq.log import checkpoint as checkpoints
-from qmq.log.checkpoint_writing import begin_checkpoint, close_store, end_checkpoint
+from qmq.log import checkpoint
+from qmq.log.checkpoint import begin_checkpoint, close_store, end_checkpoint
 from qmq.log.queue import Queue
 from qmq.log.queue_deletion import drop, purge
 from qmq.log.retention import begin_retention
@@ -50,7 +50,7 @@ def test_a_purge_holds_whatever_the_store_is_opened_from(tmp_path: Path, end: st
     else:
         store.close()
     if end == "checkpoint is lost":
-        checkpoints.discard(tmp_path / "checkpoint")
+        checkpoint.discard(tmp_path / "checkpoint")
     queue = queue_of(opened(tmp_path))
     assert (queue.start_sequence, queue.next_sequence, list(queue.shares)) == (16, 17, ["g"])
 
@@ -63,7 +63,7 @@ def test_a_purged_partition_stays_sealed(tmp_path: Path) -> None:
     sealed = queue.sealed
     assert sealed is not None
     close_store(store)
-    checkpoints.discard(tmp_path / "checkpoint")
+    checkpoint.discard(tmp_path / "checkpoint")
     queue = queue_of(opened(tmp_path), 1)
     assert (queue.sealed, queue.start_sequence) == (sealed, 17)
 

@@ -17,23 +17,22 @@ from forms import examples
 from google_crc32c import value as crc32c
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from qmq_ordering.route import LpRange
+from qmq_ordering.routes import LpRange
 from replica_support import feed_all, files, memory, opened, small, state_of
 from support import ManualClock, SmallDisk, intake
 
-from qmq.batch import ENVELOPE_BYTES, Kind, parse_envelope, place
-from qmq.errors import CorruptBatch, DiskFull
-from qmq.invariants import InvariantBroken
+from qmq.errors import CorruptBatch, DiskFull, InvariantBroken
 from qmq.limits import BATCH_BYTES_MAX, KIB, MIB
 from qmq.log import follower
 from qmq.log.actions import Begin, LaneBegin, LaneGrant, LanePark, SettleAction, encode_actions
 from qmq.log.envelopes import Entry, walk, wrap
-from qmq.log.lane_share import LaneProgress
+from qmq.log.group_state import Dying, Requeued
+from qmq.log.lane_state import LaneProgress
 from qmq.log.opening_snapshots import SnapshotReader, is_opened_whole, to_payloads
 from qmq.log.producers import PRODUCERS_MAX, WINDOW, Producers
 from qmq.log.recovery import open_store
-from qmq.log.share import Dying, Requeued
 from qmq.log.store import Store
+from qmq.wire.batch import ENVELOPE_BYTES, Kind, parse_envelope, place
 from qmq.wire.frame_payloads import Verdict
 
 HUGE = 1 << 62

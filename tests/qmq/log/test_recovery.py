@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from support import ManualClock, SmallDisk, intake
 
-from qmq.batch import BatchView
 from qmq.errors import DiskFull, FolderInUse, LogDamaged
 from qmq.limits import KIB, MIB
 from qmq.log.actions import Begin, Join, PullAction, Pulled, SettleAction
-from qmq.log.checkpoint_writing import begin_checkpoint, close_store, end_checkpoint
+from qmq.log.checkpoint import begin_checkpoint, close_store, end_checkpoint
 from qmq.log.disk import Disk
 from qmq.log.log_config import Flush, LogConfig
 from qmq.log.recovery import open_store
 from qmq.log.retention import begin_retention, end_retention
 from qmq.log.store import Store
 from qmq.model import MessageId, SubjectConfig
+from qmq.wire.batch import BatchView
 from qmq.wire.frame_payloads import Verdict
 
 CONFIG = LogConfig(segment_bytes=64 * KIB, action_segment_bytes=64 * KIB)

@@ -27,17 +27,17 @@ from replica_support import History, Traffic, checkpoint, files, flush, memory, 
 from support import ManualClock
 
 from qmq import limits
-from qmq.batch import Envelope, Kind
 from qmq.errors import QmqError
 from qmq.log import follower, opening_snapshots, retention
 from qmq.log import store as stores
 from qmq.log.envelopes import walk
-from qmq.log.lane_share import LaneShare
+from qmq.log.lane_state import LaneShare
 from qmq.log.opening_snapshots import is_opened_whole
 from qmq.log.retention import begin_retention, end_retention
 from qmq.log.segments import Segments
 from qmq.log.store import Store
 from qmq.model import SubjectConfig
+from qmq.wire.batch import Envelope, Kind
 
 CONFIG = small(retention_ms=1000)
 SIZES = (

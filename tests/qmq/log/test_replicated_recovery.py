@@ -25,15 +25,15 @@ from replica_support import (
 )
 from support import ManualClock
 
-from qmq.batch import parse_envelope
 from qmq.errors import LogDamaged
-from qmq.log.checkpoint_writing import close_store
+from qmq.log.checkpoint import close_store
 from qmq.log.envelopes import walk
 from qmq.log.follower import start_over
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
 from qmq.log.retention import begin_retention, end_retention
 from qmq.model import SubjectConfig
+from qmq.wire.batch import parse_envelope
 
 LARGE = LogConfig(producer_expiry_ms=1 << 40)
 """One segment each, so that any of the last bytes may be torn."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from qmq.batch import Kind
 from qmq.errors import CorruptBatch
 from qmq.log.envelopes import walk_rising, wrap
+from qmq.wire.batch import Kind
 
 
 def walked(indexes: Sequence[int], after: int = 0) -> list[int]:

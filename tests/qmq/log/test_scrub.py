@@ -14,7 +14,6 @@ import pytest
 from replica_support import Traffic, checkpoint, feed_all, flush, master_at, opened, small
 from support import ManualClock
 
-from qmq.batch import ENVELOPE_BYTES
 from qmq.errors import LogDamaged
 from qmq.log import follower
 from qmq.log.disk import Disk
@@ -23,6 +22,7 @@ from qmq.log.retention import begin_retention, end_retention
 from qmq.log.scrub import Scrubber
 from qmq.log.segments import Segments, segment_name
 from qmq.model import SubjectConfig
+from qmq.wire.batch import ENVELOPE_BYTES
 
 
 @pytest.fixture

@@ -5,17 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from qmq_ordering.route import LpRange
+from qmq_ordering.routes import LpRange
 from support import ManualClock, intake
 
-from qmq.batch import Kind, parse_envelope
 from qmq.log.actions import LaneBegin, LaneDone, LaneGrant
-from qmq.log.checkpoint import discard
-from qmq.log.checkpoint_writing import close_store
+from qmq.log.checkpoint import close_store, discard
 from qmq.log.log_config import LogConfig
 from qmq.log.queue import Sealed
 from qmq.log.recovery import open_store
 from qmq.log.store import Store
+from qmq.wire.batch import Kind, parse_envelope
 
 CONFIG = LogConfig()
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from qmq.log.actions import Begin, DeadLettered, Join, Leave, PullAction, Pulled, Reset, Return, SettleAction
-from qmq.log.share import Dying, Requeued, Settled, Share
+from qmq.log.group_state import Dying, Requeued, Settled, Share
 from qmq.wire.frame_payloads import Verdict
 
 WHERE = ("s", 0, "g")

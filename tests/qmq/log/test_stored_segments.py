@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from support import ManualClock
 from tiered_log import CONFIG, grow
 
-from qmq.batch import ENVELOPE_BYTES
 from qmq.errors import InvalidArgument, LogDamaged
-from qmq.log.checkpoint_writing import close_store
+from qmq.log.checkpoint import close_store
 from qmq.log.envelopes import head_at
 from qmq.log.recovery import open_store
 from qmq.log.retention import Retention, local_floor
@@ -26,6 +25,7 @@ from qmq.log.scrub import Scrubber
 from qmq.log.segment_index import SegmentIndex, decode_index, index_name
 from qmq.log.segments import segment_name
 from qmq.log.store import Store
+from qmq.wire.batch import ENVELOPE_BYTES
 
 LOG = replace(CONFIG, cache_bytes=0)
 

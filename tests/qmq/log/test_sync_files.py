@@ -9,7 +9,7 @@ import pytest
 from support import ManualClock, intake
 
 from qmq.errors import FlushFailed
-from qmq.log.checkpoint_writing import SPILL_BYTES_MIN, begin_checkpoint
+from qmq.log.checkpoint import SPILL_BYTES_MIN, begin_checkpoint
 from qmq.log.consume_log import ENTRY_BYTES
 from qmq.log.disk import Disk
 from qmq.log.log_config import LogConfig

@@ -7,7 +7,7 @@ from random import Random
 from forms import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from qmq_ordering.route import LpRange
+from qmq_ordering.routes import LpRange
 
 from qmq.log.actions import (
     Begin,
@@ -32,11 +32,9 @@ from qmq.log.actions import (
     SettleAction,
     ShareAction,
 )
-from qmq.log.lane_share import LaneShare
-from qmq.log.lane_trail import LaneTrail, holder_of, where
-from qmq.log.share import Share
-from qmq.log.share_events import ShareEvent, ShareEventKind
-from qmq.log.trail import MessagePlace, Trail, TrailEvent, standing
+from qmq.log.group_state import Share, ShareEvent, ShareEventKind
+from qmq.log.history import LaneTrail, MessagePlace, Trail, TrailEvent, holder_of, standing, where
+from qmq.log.lane_state import LaneShare
 from qmq.wire.settle_payloads import Verdict
 
 QUEUE = ("s", 0, "g")

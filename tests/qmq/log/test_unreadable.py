@@ -11,7 +11,7 @@ from support import ManualClock, intake
 
 from qmq.errors import LogDamaged
 from qmq.log import checkpoint as checkpoints
-from qmq.log.checkpoint_writing import begin_checkpoint, close_store, end_checkpoint
+from qmq.log.checkpoint import begin_checkpoint, close_store, end_checkpoint
 from qmq.log.consume_log import ENTRY_BYTES
 from qmq.log.disk import BLOCK_BYTES, Disk
 from qmq.log.log_config import LogConfig

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 from qmq_coordination.coordination_store import CoordinationStore
 from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.etcd.etcd_process import EtcdProcess
-from qmq_coordination.etcd.etcd_store import EtcdStore
+from qmq_coordination.etcd.process import EtcdProcess
+from qmq_coordination.etcd.store import EtcdStore
 
 
 @pytest.fixture(params=["embedded", "etcd"])

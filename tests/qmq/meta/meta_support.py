@@ -7,18 +7,17 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
-from qmq_coordination.broker_groups import EpochClaim, MasterRecord, ReplicaRecord, group_key
+from qmq_coordination.broker_groups import EpochClaim, MasterRecord, Registration, ReplicaRecord, group_key
 from qmq_coordination.coordination_store import CoordinationStore
-from qmq_coordination.replica_registration import Registration
 from qmq_coordination.view import ClusterView
-from qmq_replication.replica_membership import ReplicaMembership
+from qmq_replication.membership import ReplicaMembership
 
-from qmq.clock import Clock
 from qmq.errors import InvalidArgument, MessageNotFound, NotMaster, UnknownGroup
-from qmq.meta.meta_server import MetaConfig, MetaServer
+from qmq.meta.server import MetaConfig, MetaServer
+from qmq.process.event_loop import Clock
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import control_pb2_grpc, meta_pb2_grpc
-from qmq.rpc import CHANNEL_OPTIONS, answering, typed_error
+from qmq.rpc.channel import CHANNEL_OPTIONS, answering, typed_error
 
 
 class FakeBroker(control_pb2_grpc.BrokerControlServicer):

@@ -15,15 +15,14 @@ from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.ordered_records import FENCES, ROUTES, Fence, OrderedState, latest_key, ordered_state, route_key
 from qmq_coordination.subjects import SubjectCatalog
 from qmq_ordering.algebra import first_route
-from qmq_ordering.frontier import Frontier
-from qmq_ordering.route import FENCED, LpRange, Phase
+from qmq_ordering.lanes import Frontier
+from qmq_ordering.routes import FENCED, LpRange, Phase
 
 from qmq.errors import NotConnected, RouteConflict
 from qmq.meta.ordered.changes import RouteChanges
-from qmq.meta.ordered.group_deletion import Forgetting
-from qmq.meta.ordered.group_placement import Placing
-from qmq.meta.ordered.group_records import Records
-from qmq.meta.ordered.group_rounds import GroupRounds
+from qmq.meta.ordered.groups import Records
+from qmq.meta.ordered.placement import Forgetting, Placing
+from qmq.meta.ordered.rounds import GroupRounds
 from qmq.model import Fencing, Order, SubjectConfig
 from qmq.proto.v1 import control_pb2 as control
 

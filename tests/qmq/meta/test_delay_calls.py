@@ -18,23 +18,13 @@ from qmq_coordination.embedded import EmbeddedStore
 from support import eventually
 
 import qmq
-from qmq.errors import (
-    CallerError,
-    DelayTooLong,
-    InvalidArgument,
-    InvalidName,
-    NotConnected,
-    NotMaster,
-    Outcome,
-    QmqError,
-    TooLate,
-)
-from qmq.meta.delay_calls import merged
+from qmq.errors import CallerError, DelayTooLong, InvalidArgument, InvalidName, NotConnected, NotMaster, Outcome, QmqError, TooLate
+from qmq.meta.calls import merged
 from qmq.model import DelayedId, MessageId
 from qmq.proto.v1 import delay_pb2 as pb
 from qmq.proto.v1 import delay_pb2_grpc
 from qmq.proto.v1 import meta_pb2 as meta
-from qmq.rpc import answering
+from qmq.rpc.channel import answering
 
 SETTINGS = DelaySettings(3_600_000, 63_244_800_000)
 

@@ -14,9 +14,9 @@ from qmq_coordination.view import ClusterView
 from support import ManualClock
 
 from qmq.errors import CoordinationUnavailable, InvalidArgument, InvalidName, OrderMismatch, UnknownSubject
-from qmq.meta.broker_calls import Brokers
-from qmq.meta.cluster_catalog import ClusterCatalog
-from qmq.meta.delivery_admin import DeliveryService
+from qmq.meta.calls import Brokers
+from qmq.meta.catalog import ClusterCatalog
+from qmq.meta.delivery import DeliveryService
 from qmq.model import GroupSettings, Order, SubjectConfig
 from qmq.proto.v1 import meta_pb2 as pb
 

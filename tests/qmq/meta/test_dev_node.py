@@ -14,7 +14,7 @@ from qmq_coordination.embedded import EmbeddedStore
 from support import node_config, running
 
 import qmq
-from qmq.client.metadata import MetadataClient
+from qmq.client.metadata.service import MetadataClient
 from qmq.node.dev_node import Node
 from qmq.proto.v1 import meta_pb2 as pb
 

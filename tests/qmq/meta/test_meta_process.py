@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 from meta_support import brokers
-from qmq_coordination.etcd.etcd_process import EtcdProcess, free_ports
-from qmq_coordination.etcd.etcd_store import EtcdStore
+from qmq_coordination.etcd.process import EtcdProcess, free_ports
+from qmq_coordination.etcd.store import EtcdStore
 
-from qmq.client.metadata import MetadataClient
+from qmq.client.metadata.service import MetadataClient
 from qmq.errors import CoordinationUnavailable
 from qmq.model import SubjectConfig
 

@@ -9,13 +9,12 @@ from dataclasses import replace
 import grpc
 import pytest
 from meta_support import Caller, FakeBroker, brokers, metaserver
-from qmq_coordination.broker_groups import REPLICAS, EpochClaim, MasterRecord, ReplicaRecord, group_key, replica_key
+from qmq_coordination.broker_groups import REPLICAS, EpochClaim, MasterRecord, Registration, ReplicaRecord, group_key, replica_key
 from qmq_coordination.coordination_store import CoordinationStore
-from qmq_coordination.etcd.etcd_process import EtcdProcess
-from qmq_coordination.etcd.etcd_store import EtcdStore
-from qmq_coordination.replica_registration import Registration
+from qmq_coordination.etcd.process import EtcdProcess
+from qmq_coordination.etcd.store import EtcdStore
 from qmq_coordination.subjects import subject_key
-from qmq_replication.replica_membership import ReplicaMembership
+from qmq_replication.membership import ReplicaMembership
 from support import eventually
 
 from qmq.errors import (
@@ -30,11 +29,11 @@ from qmq.errors import (
     UnknownGroup,
     UnknownSubject,
 )
-from qmq.meta import route_watchers as watching
+from qmq.meta import watchers as watching
 from qmq.meta.meta_timing import TIMING
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
-from qmq.rpc import typed_error
+from qmq.rpc.channel import typed_error
 
 SETTINGS = pb.SubjectSettings(name="s")
 
@@ -342,7 +341,7 @@ async def test_without_the_store_what_is_known_is_answered_and_changes_are_refus
 async def test_not_master_from_a_broker_travels_typed(store: CoordinationStore) -> None:
     async with brokers(store, "g1") as (one,), metaserver(store) as (_, view):
         one.is_master = False
-        from qmq.meta.broker_calls import Brokers
+        from qmq.meta.calls import Brokers
 
         asking = Brokers(view)
         with pytest.raises(NotMaster):

@@ -13,16 +13,9 @@ from qmq_coordination.broker_groups import group_key
 from qmq_coordination.coordination_store import Put
 from qmq_coordination.ordered_records import FENCES, change_key, fence_key
 from qmq_ordering.algebra import merge, move, split
-from qmq_ordering.route import FENCED, Change, Phase, Route
+from qmq_ordering.routes import FENCED, Change, Phase, Route
 
-from qmq.errors import (
-    CoordinationUnknown,
-    NotConnected,
-    OrderMismatch,
-    RouteConflict,
-    UnknownPartition,
-    UnknownSubject,
-)
+from qmq.errors import CoordinationUnknown, NotConnected, OrderMismatch, RouteConflict, UnknownPartition, UnknownSubject
 from qmq.model import Fencing
 
 Make = Callable[[Route], Change]

@@ -12,7 +12,7 @@ from qmq_coordination.view import ClusterView
 from support import ManualClock, eventually
 
 from qmq.meta.ordered.controller import Controller
-from qmq.meta.ordered.evacuation import PATIENCE_MS, RENEWED_MS, Evacuation
+from qmq.meta.ordered.resharding import PATIENCE_MS, RENEWED_MS, Evacuation
 from qmq.model import Fencing
 
 

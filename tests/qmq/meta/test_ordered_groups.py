@@ -12,16 +12,13 @@ import pytest
 from faulty_store import Fault, FaultyStore
 from ordered_support import LPS, SUBJECT, KilledError, Killer, Lanes, World
 from qmq_coordination.ordered_records import MemberRecord, assignment_key, group_record_key, member_key
-from qmq_ordering.advance import first_frontier
 from qmq_ordering.algebra import first_route, merge, move, next_route, split
-from qmq_ordering.frontier import Frontier, Gate, GroupRecord
-from qmq_ordering.lane import Assignment
-from qmq_ordering.route import LpRange, Route
+from qmq_ordering.lanes import Assignment, Frontier, Gate, GroupRecord, first_frontier
+from qmq_ordering.routes import LpRange, Route
 
 from qmq.errors import InvalidArgument, LaneNotOpen, NotConnected, UnknownGroup
-from qmq.meta.ordered.group_rounds import RoundOutcome
 from qmq.meta.ordered.group_starts import Start
-from qmq.meta.ordered.lane_progress import mark_passed
+from qmq.meta.ordered.rounds import RoundOutcome, mark_passed
 from qmq.proto.v1 import control_pb2 as control
 
 EARLIEST, LATEST = Start.of_new("earliest"), Start.of_new("latest")

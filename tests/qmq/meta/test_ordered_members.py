@@ -13,15 +13,14 @@ from qmq_coordination.coordination_store import CoordinationStore, LeaseId
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.ordered_records import LEADER, MemberRecord, member_key
 from qmq_ordering.algebra import first_route
-from qmq_ordering.frontier import Readable
-from qmq_ordering.lane import Assignment, Lane
-from qmq_ordering.route import LpRange, PhysicalPartition
+from qmq_ordering.lanes import Assignment, Lane, Readable
+from qmq_ordering.routes import LpRange, PhysicalPartition
 
 from qmq.errors import CoordinationError, CoordinationUnavailable, StaleDelivery
-from qmq.meta.ordered.change_plans import spread
-from qmq.meta.ordered.controller_election import ControllerElection
-from qmq.meta.ordered.group_members import LEASE_MS_MIN, GroupMember, Members
-from qmq.meta.ordered.lane_progress import EVERYTHING, GroupLaneProgress
+from qmq.meta.ordered.changes import spread
+from qmq.meta.ordered.controller import ControllerElection
+from qmq.meta.ordered.groups import LEASE_MS_MIN, GroupMember, Members
+from qmq.meta.ordered.rounds import EVERYTHING, GroupLaneProgress
 from qmq.proto.v1 import control_pb2 as control
 
 X = GroupMember("s", "g", "x")

@@ -15,10 +15,9 @@ from qmq_coordination.coordination_store import CoordinationStore
 from qmq_coordination.ordered_records import LEADER, group_record_key
 from qmq_coordination.view import ClusterView
 from qmq_ordering.algebra import move
-from qmq_ordering.frontier import GroupRecord
+from qmq_ordering.lanes import GroupRecord
 from support import eventually
 
-from qmq.clock import SystemClock
 from qmq.errors import (
     DeadlineExceeded,
     InvalidArgument,
@@ -37,9 +36,10 @@ from qmq.errors import (
 )
 from qmq.meta.meta_timing import MetaTiming
 from qmq.meta.ordered.changes import RouteChanges
+from qmq.process.event_loop import SystemClock
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
-from qmq.rpc import answering
+from qmq.rpc.channel import answering
 
 OFTEN = MetaTiming(sweep_s=0.1, reshard_s=0.05)
 NEVER = MetaTiming(sweep_s=3_600, reshard_s=3_600)

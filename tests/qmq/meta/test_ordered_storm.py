@@ -16,9 +16,8 @@ from ordered_support import LPS, SUBJECT, KilledError, Lanes, World
 from qmq_coordination.broker_groups import group_key
 from qmq_coordination.ordered_records import FENCES, Fence, MemberRecord, assignment_key, member_key
 from qmq_ordering.algebra import merge, move, split
-from qmq_ordering.frontier import Gate
-from qmq_ordering.lane import Assignment
-from qmq_ordering.route import Change, LpRange, Route
+from qmq_ordering.lanes import Assignment, Gate
+from qmq_ordering.routes import Change, LpRange, Route
 
 from qmq.errors import QmqError
 from qmq.meta.ordered.group_starts import Start

@@ -9,7 +9,7 @@ import pytest
 from meta_support import Caller, FakeBroker, brokers, metaserver
 from qmq_coordination.embedded import EmbeddedStore
 
-from qmq.client.metadata import MetadataClient
+from qmq.client.metadata.service import MetadataClient
 from qmq.errors import NotConnected
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb

@@ -1,4 +1,4 @@
-"""Placement of subjects: the promises of qmq/meta/placement.py, over random clusters."""
+"""Placement of subjects: the promises of qmq/meta/catalog.py, over random clusters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qmq_coordination.subjects import encode_subject, subject_key
 from qmq_coordination.view import Picture
 
 from qmq.errors import InvalidArgument, NotConnected, ReadOnly
-from qmq.meta.placement import Candidate, choose, hosts_of, move
+from qmq.meta.catalog import Candidate, choose, hosts_of, move
 from qmq.model import SubjectConfig
 
 NAMES = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=8, unique=True)

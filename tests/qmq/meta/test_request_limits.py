@@ -8,7 +8,7 @@ import grpc
 
 from qmq.node.dev_node import Node
 from qmq.proto.v1 import meta_pb2 as pb
-from qmq.rpc_server import REQUEST_BYTES_MAX
+from qmq.rpc.server import REQUEST_BYTES_MAX
 
 LOCATE = "/qmq.v1.Meta/Locate"
 

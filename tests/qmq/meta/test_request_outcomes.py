@@ -15,12 +15,12 @@ from qmq_coordination.coordination_store import KeyListing
 from qmq_coordination.ordered_records import LEADER
 from qmq_coordination.view import PROBE, ROOT
 
-from qmq import request_changes
 from qmq.errors import CoordinationUnavailable, CoordinationUnknown, Outcome, QmqError
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
-from qmq.request_changes import note_change
-from qmq.rpc import answering
+from qmq.rpc import request_changes
+from qmq.rpc.channel import answering
+from qmq.rpc.request_changes import note_change
 
 CHANGES = ("put", "delete", "txn")
 CALLS = ("get", "list", "grant", "keep_alive", "revoke", *CHANGES)

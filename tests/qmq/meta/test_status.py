@@ -7,12 +7,12 @@ import io
 from types import SimpleNamespace
 from typing import Any
 
-from qmq_coordination.etcd.etcd_store import EtcdMember
+from qmq_coordination.etcd.store import EtcdMember
 from rich.console import Console
 from support import ManualClock
 
-from qmq.cli.cluster_commands import facts, view
-from qmq.meta.cluster_description import MEMBERS_MS, ClusterDescription
+from qmq.cli.cluster import facts, view
+from qmq.meta.description import MEMBERS_MS, ClusterDescription
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 

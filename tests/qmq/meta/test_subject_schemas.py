@@ -14,8 +14,7 @@ from qmq_coordination.view import ClusterView
 from support import ManualClock
 
 from qmq.errors import IncompatibleSchema, InvalidArgument, UnknownSubject
-from qmq.meta.cluster_catalog import ClusterCatalog
-from qmq.meta.subject_schemas import SchemaService
+from qmq.meta.catalog import ClusterCatalog, SchemaService
 from qmq.model import SubjectConfig
 from qmq.proto.v1 import meta_pb2 as pb
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from qmq_coordination.broker_groups import Health, MasterRecord, Mode, ReplicaRecord, group_key, presence_key, replica_key
 from qmq_coordination.coordination_store import CoordinationStore, KeyListing, KeyValue, LeaseId, Revision, WatchedChanges, WatchEvent
 from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.etcd.etcd_process import EtcdProcess
-from qmq_coordination.etcd.etcd_store import EtcdStore
+from qmq_coordination.etcd.process import EtcdProcess
+from qmq_coordination.etcd.store import EtcdStore
 from qmq_coordination.subjects import SubjectCatalog, subject_key
 from qmq_coordination.view import ClusterView, Picture, ViewChange
 from support import eventually

@@ -14,20 +14,18 @@ from qmq_coordination.broker_groups import DelaySettings
 from qmq_coordination.view import ClusterView
 from support import eventually
 
-from qmq.broker.broker_config import BrokerConfig
-from qmq.delay.delay_broker import schedule_of
-from qmq.delay.delay_config import DelayConfig
+from qmq.broker.config import BrokerConfig
+from qmq.delay.broker import schedule_of
+from qmq.delay.config import DelayConfig
 from qmq.delay.schedule import Schedule
 from qmq.limits import KIB
 from qmq.log.log_config import LogConfig
-from qmq.meta.meta_server import MetaConfig, MetaServer
-from qmq.node.broker_node import broker_node
-from qmq.node.delay_node import DelayReplicaConfig, delay_node
-from qmq.node.environment import Environment
-from qmq.node.etcd_options import EtcdOptions
-from qmq.node.node_timing import TIMING, NodeTiming
-from qmq.node.replica_config import ReplicaConfig
-from qmq.node.replica_node import ReplicaNode
+from qmq.meta.server import MetaConfig, MetaServer
+from qmq.node.broker import broker_node
+from qmq.node.delay import DelayReplicaConfig, delay_node
+from qmq.node.process import TIMING, Environment, EtcdOptions, NodeTiming
+from qmq.node.replica.context import ReplicaConfig
+from qmq.node.replica.node import ReplicaNode
 
 NAMES = ("a", "b", "c")
 SETTINGS = DelaySettings(3_600_000, 10**11)
@@ -138,7 +136,7 @@ async def running_delay(data: Path, log: LogConfig | None = None, timing: NodeTi
         await eventually(lambda: cluster.broker.broker.is_serving)
         yield cluster, cluster.meta.address
     finally:
-        with patch("qmq.node.replica_status.TRANSFER_S", 0.1):  # the last ones have nobody to hand over to
+        with patch("qmq.node.replica.status.TRANSFER_S", 0.1):  # the last ones have nobody to hand over to
             for name in list(cluster.nodes):
                 await cluster.stop(name)
             await cluster.broker.stop()

@@ -21,12 +21,11 @@ import qmq
 from qmq.errors import QmqError
 from qmq.log.recovery import whole_from
 from qmq.node import schedule_transfer
-from qmq.node.delay_node import delay_node
-from qmq.node.node_timing import NodeTiming
-from qmq.node.replica_broker import ReplicaBroker
-from qmq.node.replica_node import ReplicaNode
-from qmq.node.schedule_files import ReplicaScheduleFiles
-from qmq.node.schedule_transfer import ScheduleTransfer
+from qmq.node.delay import delay_node
+from qmq.node.process import NodeTiming
+from qmq.node.replica.broker import ReplicaBroker
+from qmq.node.replica.node import ReplicaNode
+from qmq.node.schedule_transfer import ReplicaScheduleFiles, ScheduleTransfer
 
 pytestmark = pytest.mark.rotating
 

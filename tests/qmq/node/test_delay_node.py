@@ -14,10 +14,9 @@ from support import eventually
 
 import qmq
 from qmq.errors import InvalidArgument
-from qmq.node.broker_node import broker_node
-from qmq.node.delay_node import delay_node
-from qmq.node.environment import Environment
-from qmq.node.node_timing import NodeTiming
+from qmq.node.broker import broker_node
+from qmq.node.delay import delay_node
+from qmq.node.process import Environment, NodeTiming
 
 SOON = timedelta(milliseconds=300)
 LATER = timedelta(hours=30)
@@ -80,8 +79,8 @@ async def test_a_delayed_message_sent_to_a_real_time_broker_is_refused(tmp_path:
 
 
 def _produce(body: bytes, *, due_ms: int) -> tuple[object, int, memoryview]:
-    from qmq.batch import encode
-    from qmq.batch_columns import Columns
+    from qmq.wire.batch import encode
+    from qmq.wire.batch_columns import Columns
 
     envelope, region = encode(b"s", Columns([body], due_times_ms=[due_ms]), producer_id=1, batch_sequence=0, create_time_ms=1)
     return object(), 1, memoryview(envelope + region)

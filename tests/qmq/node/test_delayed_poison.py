@@ -11,15 +11,15 @@ from poison import LIES, crc, region_of
 from support import eventually, node_config, running
 
 import qmq
-from qmq.batch import encode
-from qmq.batch_columns import BatchFlag, Columns, parse_header
-from qmq.delay.delay_broker import schedule_of
+from qmq.delay.broker import schedule_of
 from qmq.delay.interfaces import SchedulePlace
 from qmq.delay.plan_log import runs_of
 from qmq.log.actions import PlanAction
 from qmq.log.store import Intake
 from qmq.node.dev_node import Node
 from qmq.proto.v1 import delay_pb2
+from qmq.wire.batch import encode
+from qmq.wire.batch_columns import BatchFlag, Columns, parse_header
 
 SOON = timedelta(milliseconds=1)
 

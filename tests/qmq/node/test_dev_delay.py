@@ -15,7 +15,7 @@ from qmq_coordination.broker_groups import DelaySettings, Health
 from support import NodeProcess, eventually, node_config, running
 
 import qmq
-from qmq.broker.broker_config import BrokerConfig
+from qmq.broker.config import BrokerConfig
 from qmq.errors import InvalidArgument, LogDamaged, NotConnected
 from qmq.limits import KIB
 from qmq.log.log_config import LogConfig

@@ -12,10 +12,9 @@ from typer.testing import CliRunner
 from qmq.cli.app import app
 from qmq.errors import InvalidArgument
 from qmq.metrics.figures import one
-from qmq.network import is_local
-from qmq.node.etcd_options import EtcdOptions
-from qmq.node.exposure import require_guarded
-from qmq.node.metering.exposure_metrics import INSECURE, ExposureSource
+from qmq.node.metrics.serving import INSECURE, ExposureSource
+from qmq.node.process import EtcdOptions, require_guarded
+from qmq.rpc.network import is_local
 from qmq.security.tls import Tls
 
 REPLICA = ["--group", "g", "--replica", "a"]

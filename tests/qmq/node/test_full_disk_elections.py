@@ -9,7 +9,7 @@ from pathlib import Path
 
 import needs
 import pytest
-from qmq_replication.replica_identity import FILE
+from qmq_replication.identity import FILE
 from small_disks import fill, small_disk_at
 from support import FullDisk, eventually
 

@@ -11,7 +11,7 @@ import pytest
 from support import eventually, node_config, running
 
 import qmq
-from qmq import headers, limits
+from qmq import limits, model
 from qmq.node.dev_node import Node
 
 pytestmark = pytest.mark.rotating
@@ -49,7 +49,7 @@ async def test_a_message_that_fails_for_long_comes_back_once_to_its_group_and_to
         (again,) = await pulled(a, 1)
         assert again.append_time_ms >= first.append_time_ms + 1000
         assert (again.attempt, again.id, again.body, again.key, again.tags) == (2, first.id, b"x", "k", ("t",))
-        assert dict(again.headers) == {"h": b"v", headers.GROUP: b"a", headers.ATTEMPT: b"1"}
+        assert dict(again.headers) == {"h": b"v", model.GROUP: b"a", model.ATTEMPT: b"1"}
         assert again.create_time_ms == first.create_time_ms
         await again.ack_sync()
         await mq.send("s", b"y")

@@ -15,9 +15,9 @@ from support import eventually, node_config, running
 import qmq
 from qmq.log.follower import start_over
 from qmq.log.log_config import LogConfig
-from qmq.node.broker_node import broker_node
-from qmq.node.etcd_options import EtcdOptions
-from qmq.node.replica_config import ReplicaConfig
+from qmq.node.broker import broker_node
+from qmq.node.process import EtcdOptions
+from qmq.node.replica.context import ReplicaConfig
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077])

@@ -22,14 +22,12 @@ from support import eventually
 import qmq
 from qmq.errors import CoordinationUnavailable, Unavailable, WrongServer
 from qmq.log import commit_mark
-from qmq.meta.meta_server import MetaConfig, MetaServer
+from qmq.meta.server import MetaConfig, MetaServer
 from qmq.model import Order, SubjectConfig
-from qmq.node.broker_node import broker_node
-from qmq.node.environment import MACHINE, Environment
-from qmq.node.etcd_options import EtcdOptions
-from qmq.node.node_timing import NodeTiming
-from qmq.node.replica_config import ReplicaConfig
-from qmq.node.replica_node import ReplicaNode
+from qmq.node.broker import broker_node
+from qmq.node.process import MACHINE, Environment, EtcdOptions, NodeTiming
+from qmq.node.replica.context import ReplicaConfig
+from qmq.node.replica.node import ReplicaNode
 from qmq.operations.finding import Severity
 from qmq.operations.findings import findings
 from qmq.operations.snapshot_reading import read_snapshot

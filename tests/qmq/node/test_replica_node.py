@@ -17,11 +17,11 @@ from support import eventually
 
 import qmq
 from qmq.errors import CoordinationError, FolderInUse, InvalidArgument, LogDamaged, NotMaster
-from qmq.meta.meta_server import MetaConfig, MetaServer
-from qmq.node.broker_node import broker_node
-from qmq.node.etcd_options import EtcdOptions
-from qmq.node.replica_config import ReplicaConfig
-from qmq.node.replica_node import ReplicaNode
+from qmq.meta.server import MetaConfig, MetaServer
+from qmq.node.broker import broker_node
+from qmq.node.process import EtcdOptions
+from qmq.node.replica.context import ReplicaConfig
+from qmq.node.replica.node import ReplicaNode
 
 NAMES = ("a", "b", "c")
 

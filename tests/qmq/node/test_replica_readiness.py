@@ -11,11 +11,11 @@ from faulty_store import SharedStore
 from support import eventually, node_config, running
 
 from qmq.metrics.readiness import Readiness
-from qmq.node.broker_node import broker_node
-from qmq.node.etcd_options import EtcdOptions
-from qmq.node.replica_config import ReplicaConfig
-from qmq.node.replica_node import ReplicaNode
-from qmq.node.replica_readiness import of_meta, of_replica
+from qmq.node.broker import broker_node
+from qmq.node.process import EtcdOptions
+from qmq.node.replica.context import ReplicaConfig
+from qmq.node.replica.node import ReplicaNode
+from qmq.node.replica.status import of_meta, of_replica
 
 NAMES = ("a", "b", "c")
 

@@ -14,20 +14,19 @@ import msgspec
 import pytest
 from support import SmallDisk, eventually
 
-from qmq.delay.delay_service import DelayIdentity, DelayService
+from qmq.delay.schedule_description import describe_schedule
+from qmq.delay.service import DelayIdentity, DelayService
 from qmq.errors import NotMaster
 from qmq.limits import MIB
 from qmq.log import checkpoint as checkpoints
 from qmq.log.checkpoint import Checkpoint
 from qmq.log.disk import Disk
 from qmq.node import schedule_transfer
-from qmq.node.node_timing import NodeTiming
-from qmq.node.schedule_files import ReplicaScheduleFiles
-from qmq.node.schedule_transfer import ScheduleTransfer
+from qmq.node.process import NodeTiming
+from qmq.node.schedule_transfer import ReplicaScheduleFiles, ScheduleTransfer
 from qmq.proto.v1 import delay_pb2 as pb
-from qmq.rpc import MESSAGE_BYTES_MAX
-from qmq.schedule_description import describe_schedule
-from qmq.server_name import ServerName
+from qmq.rpc.channel import MESSAGE_BYTES_MAX
+from qmq.rpc.server_name import ServerName
 
 HOUR = "20261121T130000Z"
 LOG, IDX = f"{HOUR}.log", f"{HOUR}.idx"

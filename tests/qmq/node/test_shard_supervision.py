@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.node.shard_supervision import PAUSES_MS, STEADY_MS, Restart, ShardState, ShardSupervision, StopAll
+from qmq.node.shards import PAUSES_MS, STEADY_MS, Restart, ShardState, ShardSupervision, StopAll
 
 
 def serving(count: int) -> ShardSupervision:

@@ -16,12 +16,11 @@ from support import eventually
 import qmq
 from qmq.log.disk import BLOCK_BYTES
 from qmq.log.log_config import LogConfig
-from qmq.meta.meta_server import MetaConfig, MetaServer
-from qmq.node.broker_node import broker_node
-from qmq.node.environment import Environment
-from qmq.node.etcd_options import EtcdOptions
-from qmq.node.replica_config import ReplicaConfig
-from qmq.node.replica_node import ReplicaNode
+from qmq.meta.server import MetaConfig, MetaServer
+from qmq.node.broker import broker_node
+from qmq.node.process import Environment, EtcdOptions
+from qmq.node.replica.context import ReplicaConfig
+from qmq.node.replica.node import ReplicaNode
 from qmq.testing.machine import TIMING
 
 NAMES = ("a", "b", "c")

@@ -20,14 +20,13 @@ from qmq_coordination.view import ClusterView
 from qmq_ordering.algebra import first_route, next_route, split
 from support import eventually
 
-from qmq.client.locator import Locator, Pushed
-from qmq.client.metadata import MetadataClient
-from qmq.client.route_book import SubjectRoute
+from qmq.client.metadata.cache import Locator, Pushed, SubjectRoute
+from qmq.client.metadata.service import MetadataClient
 from qmq.errors import NotConnected, UnknownSubject
-from qmq.meta.meta_server import MetaConfig, MetaServer
+from qmq.meta.server import MetaConfig, MetaServer
 from qmq.model import Fencing, Order, SubjectConfig, SubjectFlush
-from qmq.node.view_locator import ViewLocator
-from qmq.server_name import ServerName
+from qmq.node.broker_assembly import ViewLocator
+from qmq.rpc.server_name import ServerName
 
 
 class World(NamedTuple):
@@ -150,7 +149,7 @@ async def test_a_new_master_and_a_new_route_reach_a_client_without_its_asking() 
 
 
 async def test_when_more_changes_at_once_than_are_remembered_all_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qmq.meta.route_watchers.NAMES_MAX", 3)
+    monkeypatch.setattr("qmq.meta.watchers.NAMES_MAX", 3)
     async with running() as world:
         pushes = world.locator.watch()
         assert await anext(pushes) == Pushed([], [])

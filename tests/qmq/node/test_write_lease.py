@@ -16,7 +16,7 @@ from qmq_replication.coordinator import Holding
 from support import ManualClock, eventually
 
 from qmq.errors import NotMaster
-from qmq.node.write_lease import WriteLease
+from qmq.node.replica.status import WriteLease
 
 
 class FakeQueue:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from qmq.operations.cluster_snapshot import (
+from qmq.operations.snapshot import (
     BrokerGroupFacts,
     ClusterSnapshot,
     ConsumerGroupFacts,

@@ -27,7 +27,9 @@ from typer.main import get_command
 
 from qmq.cli.app import app
 from qmq.console.translation import translated
-from qmq.operations.cluster_snapshot import (
+from qmq.operations.finding import Finding, Severity, Thresholds, in_words, size_in_words
+from qmq.operations.findings import KINDS, findings, folded, worst
+from qmq.operations.snapshot import (
     ClusterSnapshot,
     DelayTroubleFacts,
     GroupProgress,
@@ -38,8 +40,6 @@ from qmq.operations.cluster_snapshot import (
     StoreMemberFacts,
     SubjectFacts,
 )
-from qmq.operations.finding import Finding, Severity, Thresholds, in_words, size_in_words
-from qmq.operations.findings import KINDS, findings, folded, worst
 
 ROOT = Path(__file__).resolve().parents[3]
 NOTICE, WARNING, CRITICAL = Severity.NOTICE, Severity.WARNING, Severity.CRITICAL

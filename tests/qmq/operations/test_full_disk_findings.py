@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from qmq_replication.replica_identity import FILE
+from qmq_replication.identity import FILE
 from support import FullDisk
 
 from qmq.operations.finding import Severity

@@ -10,24 +10,24 @@ from pathlib import Path
 
 import needs
 import pytest
-from qmq_coordination.etcd.etcd_process import EtcdCluster
-from qmq_coordination.etcd.etcd_store import EtcdStore
+from qmq_coordination.etcd.process import EtcdCluster
+from qmq_coordination.etcd.store import EtcdStore
 from qmq_coordination.view import ClusterView
 from support import node_config
 
 import qmq
-from qmq.meta.meta_server import MetaConfig, MetaServer
+from qmq.meta.server import MetaConfig, MetaServer
 from qmq.model import Order, SubjectConfig
 from qmq.node.dev_node import Node
-from qmq.node.process_status import process_status
-from qmq.operations.cluster_snapshot import ClusterSnapshot
+from qmq.node.process import process_status
 from qmq.operations.finding import THRESHOLDS, Finding, Severity, Thresholds
 from qmq.operations.findings import findings
+from qmq.operations.snapshot import ClusterSnapshot
 from qmq.operations.snapshot_reading import read_snapshot
 from qmq.proto.v1 import meta_pb2 as pb
-from qmq.security.authority import create_authority, issue
+from qmq.rpc.tls_network import network_of
+from qmq.security.certificates import create_authority, issue
 from qmq.security.tls import Tls
-from qmq.security.tls_network import network_of
 from qmq.testing import TestCluster
 from qmq.testing.mortal_disk import MortalDisk
 from qmq.testing.virtual_clock import virtual

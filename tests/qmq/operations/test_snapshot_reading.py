@@ -9,9 +9,9 @@ import pytest
 
 import qmq
 from qmq.model import Order, SubjectConfig
-from qmq.operations.cluster_snapshot import OFFLINE, ClusterSnapshot
 from qmq.operations.finding import Severity
 from qmq.operations.findings import findings, worst
+from qmq.operations.snapshot import OFFLINE, ClusterSnapshot
 from qmq.operations.snapshot_reading import CLUSTER, read_snapshot
 from qmq.testing import TestCluster
 

@@ -12,7 +12,7 @@ from s3_gateway import BUCKET, credentials, faulty, s3_server
 from support import eventually
 from tiered_log import CHUNK_BYTES, grow, log_at
 
-from qmq.broker.through_cold_reads import through_cold_reads
+from qmq.broker.reading.cold_reads import through_cold_reads
 from qmq.errors import Overloaded
 from qmq.log.segments import segment_name
 from qmq.log.store import Store

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from support import ManualClock
 from tiered_log import CHUNK_BYTES, CONFIG, FaultyObjects, grow, in_memory, log_at
 
-from qmq.batch import Kind
 from qmq.log import follower, queue_deletion
 from qmq.log.envelopes import entry_at, with_epoch
 from qmq.log.recent_writes import WriteRun
@@ -26,6 +25,7 @@ from qmq.tiering.segment_copying import SegmentCopying
 from qmq.tiering.stored_beginning import StoredBeginnings, follow_manifests
 from qmq.tiering.stored_reads import StoredReads
 from qmq.tiering.stored_segment import Manifest, ObjectNames, SealedSegment
+from qmq.wire.batch import Kind
 
 NAMES = ObjectNames("g")
 

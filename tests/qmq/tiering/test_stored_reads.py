@@ -14,9 +14,9 @@ from google_crc32c import value as crc32c
 from support import eventually
 from tiered_log import FaultyObjects, in_memory
 
-from qmq.broker.through_cold_reads import through_cold_reads
+from qmq.broker.reading.cold_reads import through_cold_reads
 from qmq.errors import Overloaded
-from qmq.log.cold_read import ColdRead, ObjectDamaged
+from qmq.log.reading import ColdRead, ObjectDamaged
 from qmq.log.segment_index import SegmentIndex
 from qmq.testing.virtual_clock import loop_time_of
 from qmq.tiering.object_store import Objects

@@ -17,10 +17,10 @@ from forms import SEED
 from support import node_config, running
 
 import qmq
-from qmq.batch import encode, sent_envelope
-from qmq.batch_columns import REGION_BYTES, Columns
 from qmq.wire import frame as frames
 from qmq.wire import frame_payloads as wire
+from qmq.wire.batch import encode, sent_envelope
+from qmq.wire.batch_columns import REGION_BYTES, Columns
 from qmq.wire.frame import HEADER, FrameKind
 
 SECONDS: Final = 2.0

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from qmq.network import NETWORK
+from qmq.rpc.network import NETWORK
 
 
 class Accepted(asyncio.Protocol):

@@ -6,9 +6,8 @@ from typing import Any
 
 from qmq_replication.core import Replica
 from qmq_replication.leader import Leader
-from qmq_replication.ready import Role
-from qmq_replication.replica_messages import Ack
-from qmq_replication.replica_state import ReplicaState
+from qmq_replication.ready import Ack, Role
+from qmq_replication.state import ReplicaState
 
 from sim.bugs.planting import in_leader, in_replica, in_state
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qmq_replication.core import Replica
 from qmq_replication.election import Election
-from qmq_replication.replica_messages import Promise, PromiseRequest, Refusal
+from qmq_replication.ready import Promise, PromiseRequest, Refusal
 
 from sim.bugs.planting import in_election, in_replica, in_step
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qmq_replication.core import Replica
 from qmq_replication.leader import Leader, PeerProgress
-from qmq_replication.replica_messages import Append, LogReset, Mismatch
+from qmq_replication.ready import Append, LogReset, Mismatch
 
 from sim.bugs.planting import in_leader, in_replica, in_step
 

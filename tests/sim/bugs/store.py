@@ -5,7 +5,7 @@ from __future__ import annotations
 from qmq_coordination.broker_groups import BrokerGroupState, EpochClaim, group_key
 from qmq_coordination.coordination_store import LeaseId, Put
 from qmq_replication.coordinator import Coordinator
-from qmq_replication.replica_membership import ReplicaMembership
+from qmq_replication.membership import ReplicaMembership
 
 from qmq.errors import CoordinationUnknown
 from sim.bugs.planting import in_coordinator, in_leader

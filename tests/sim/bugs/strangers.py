@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from qmq_replication.core import Replica
-from qmq_replication.inbound_links import InboundConnection, InboundLink, InboundLinks
-from qmq_replication.peer_proof import PeerHello
+from qmq_replication.links import InboundConnection, InboundLink, InboundLinks, PeerHello
 
 from qmq.wire.frame import Frame, FrameKind
 from sim.bugs.planting import in_node, in_replica

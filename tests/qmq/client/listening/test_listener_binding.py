@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import qmq
-from qmq.client.listening.context import Context
-from qmq.client.listening.handler_signature import bind
+from qmq.client.listening.context import Act, Context, Policy, Reject, Retry, TimedOut, bind, decide
 from qmq.client.listening.listener_options import options_of
-from qmq.client.listening.outcomes import Act, Policy, Reject, Retry, TimedOut, decide
 from qmq.client.payloads import Undecodable, UndecodableBody
 from qmq.errors import DelayTooLong, InvalidArgument, InvalidName
 

@@ -16,12 +16,12 @@ import pytest
 from support import eventually
 
 import qmq
-from qmq.batch import BatchView, Envelope, encode
-from qmq.batch_columns import Columns
-from qmq.client.listening.thread_acks import say_from_threads
-from qmq.client.message import Decoded, Slice
+from qmq.client.consuming.message import Decoded, Slice
+from qmq.client.listening.message_handling import say_from_threads
 from qmq.errors import DelayTooLong, InvalidArgument, UnknownSubject
 from qmq.node.dev_node import Node
+from qmq.wire.batch import BatchView, Envelope, encode
+from qmq.wire.batch_columns import Columns
 
 NOW = timedelta(0)
 TINY = timedelta(milliseconds=20)

@@ -11,8 +11,8 @@ import pytest
 from support import eventually
 
 import qmq
-from qmq.client.listening.thread_acks import say_from_threads
-from qmq.client.ordered.ordered_message import OrderedMessage
+from qmq.client.consuming.ordered.message import OrderedMessage
+from qmq.client.listening.message_handling import say_from_threads
 from qmq.errors import InvalidArgument
 from qmq.node.dev_node import Node
 

@@ -15,7 +15,7 @@ import pytest
 from support import eventually
 
 import qmq
-from qmq.client.connection import ClientTiming
+from qmq.client.connection.connection import ClientTiming
 from qmq.errors import InvalidArgument
 from qmq.node.dev_node import Node
 

@@ -15,15 +15,12 @@ from typing import Any
 
 from memory_ledger import Line, MemoryLedger, due
 from qmq_ordering.hashing import logical_partition
-from qmq_ordering.route import LpRange, PhysicalPartition
-from qmq_ordering.route import Route as OrderedRoute
+from qmq_ordering.routes import LpRange, PhysicalPartition
+from qmq_ordering.routes import Route as OrderedRoute
 
-from qmq.batch import ENVELOPE_BYTES, BatchView, Envelope, Kind
-from qmq.batch_columns import parse_header
-from qmq.client.links import Links
-from qmq.client.locator import Locator, Pushed
-from qmq.client.route_book import Ordering, Placement, SubjectRoute
-from qmq.delay.dispatcher.due_dispatcher import DueDispatcher
+from qmq.client.connection.pool import Links
+from qmq.client.metadata.cache import Locator, Ordering, Placement, Pushed, SubjectRoute
+from qmq.delay.dispatcher.dispatcher import DueDispatcher
 from qmq.delay.interfaces import DueMessage
 from qmq.errors import (
     InvalidArgument,
@@ -41,8 +38,10 @@ from qmq.errors import (
     UnknownSubject,
 )
 from qmq.model import Order
-from qmq.server_name import ServerName
+from qmq.rpc.server_name import ServerName
 from qmq.wire import frame_payloads as wire
+from qmq.wire.batch import ENVELOPE_BYTES, BatchView, Envelope, Kind
+from qmq.wire.batch_columns import parse_header
 from qmq.wire.frame import Frame, FrameKind
 
 LPS = 8

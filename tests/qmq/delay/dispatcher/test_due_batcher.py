@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from memory_ledger import due
 
-from qmq import headers
-from qmq.batch import BatchView, Envelope, Kind
-from qmq.batch_columns import BatchFlag
+from qmq import model
 from qmq.delay.dispatcher.due_batcher import DueBatcher, Limits, encoded, size_of, sort_of
 from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
+from qmq.wire.batch import BatchView, Envelope, Kind
+from qmq.wire.batch_columns import BatchFlag
 
 ERA = 1 << 32
 DIRECTED = int(BatchFlag.DIRECTED)
@@ -55,12 +55,12 @@ def test_create_times_too_far_apart_go_to_separate_batches_of_full_size() -> Non
 def test_a_key_that_was_passed_over_is_not_overtaken() -> None:
     messages = [
         due(1, key=b"k"),
-        due(2, key=b"l", flags=DIRECTED, headers={headers.GROUP: b"g"}),
+        due(2, key=b"l", flags=DIRECTED, headers={model.GROUP: b"g"}),
         due(3, key=b"l"),
         due(4, key=b"k"),
         due(5),
-        due(6, flags=DIRECTED, headers={headers.GROUP: b"g"}),
-        due(7, flags=DIRECTED, headers={headers.GROUP: b"h"}),
+        due(6, flags=DIRECTED, headers={model.GROUP: b"g"}),
+        due(7, flags=DIRECTED, headers={model.GROUP: b"h"}),
     ]
     assert taken(batcher(messages)) == [[1, 4, 5], [2, 6], [3], [7]]
 
@@ -81,7 +81,7 @@ def test_every_message_leaves_once_each_key_in_order_and_batches_are_of_one_sort
             key=b"%d" % key if key else b"",
             create_time_ms=era * ERA,
             flags=DIRECTED if group else int(BatchFlag.ORDERED),
-            headers={headers.GROUP: b"%d" % group} if group else {},
+            headers={model.GROUP: b"%d" % group} if group else {},
         )
         for n, (key, era, group) in enumerate(kinds)
     ]

@@ -10,11 +10,11 @@ from fake_brokers import World, keyed
 from jumping_time import play, until
 from memory_ledger import due, places
 
-from qmq import headers
-from qmq.batch_columns import BatchFlag
-from qmq.client.route_book import Placement
+from qmq import model
+from qmq.client.metadata.cache import Placement
 from qmq.delay.interfaces import DueMessage, SchedulePlace
 from qmq.errors import DiskFull, Overloaded, QmqError
+from qmq.wire.batch_columns import BatchFlag
 
 
 def expected(messages: list[DueMessage]) -> dict[bytes, list[int]]:
@@ -63,12 +63,10 @@ def test_directed_messages_go_in_batches_of_their_own_for_each_group() -> None:
         world = World(1)
         world.add()
         dispatcher = world.dispatcher()
-        messages = [
-            due(n, headers={headers.GROUP: b"G%d" % (n % 2)}, flags=int(BatchFlag.DIRECTED)) if n % 3 else due(n) for n in range(30)
-        ]
+        messages = [due(n, headers={model.GROUP: b"G%d" % (n % 2)}, flags=int(BatchFlag.DIRECTED)) if n % 3 else due(n) for n in range(30)]
         dispatcher.put(messages)
         await until(lambda: all_done(world, 30))
-        sorts = [(view.header.flags, {each.get(headers.GROUP) for each in view.headers() or [{}]}) for view in world.views()]
+        sorts = [(view.header.flags, {each.get(model.GROUP) for each in view.headers() or [{}]}) for view in world.views()]
         assert sorted(map(repr, sorts)) == sorted(map(repr, [(0, {None}), (8, {b"G0"}), (8, {b"G1"})]))
         await dispatcher.stop()
 
@@ -351,7 +349,7 @@ def test_dispatchers_that_have_nothing_to_do_do_not_gather_for_ever(monkeypatch:
         assert len(dispatcher._subjects) <= 10
         await dispatcher.stop()
 
-    monkeypatch.setattr("qmq.delay.dispatcher.due_dispatcher.SUBJECTS_MAX", 10)
+    monkeypatch.setattr("qmq.delay.dispatcher.dispatcher.SUBJECTS_MAX", 10)
     play(scene)
 
 

@@ -12,14 +12,14 @@ from memory_ledger import MemoryLedger, due, places
 from support import eventually, node_config, running
 
 import qmq
-from qmq.batch import BatchView
-from qmq.client.producer import ProducerIds
+from qmq.client.producing.producer import ProducerIds
 from qmq.delay.dispatcher import DueDispatcher
 from qmq.delay.interfaces import DueMessage
 from qmq.log.queue import Queue
 from qmq.model import Order, SubjectConfig
 from qmq.node.dev_node import Node
 from qmq.proto.v1 import meta_pb2 as pb
+from qmq.wire.batch import BatchView
 
 KEYS = [b"key-%d" % number for number in range(50)]
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from jumping_time import play, until
 from memory_ledger import MemoryLedger, due, places
 
-from qmq.delay.dispatcher.due_dispatcher import DueDispatcher
+from qmq.delay.dispatcher.dispatcher import DueDispatcher
 from qmq.delay.interfaces import DueMessage, SchedulePlace
 
 SUBJECTS = ("plain", "sorted", "alone")

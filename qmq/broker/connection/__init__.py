@@ -1,0 +1,1 @@
+"""The data port: connections, their frames and their rights."""

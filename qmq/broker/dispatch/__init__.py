@@ -1,0 +1,1 @@
+"""What consumers of a shared backlog get, and what their verdicts change."""

@@ -1,0 +1,1 @@
+"""What a broker reads for others: browsing, searches, copies for replicas and stores."""

@@ -1,0 +1,289 @@
+"""`qmq export` writes stored messages to a file; `qmq import` sends the records of a file to a subject (docs/TRANSFER.md).
+
+`qmq copy` copies messages to another subject of the same cluster or of another one (docs/TRANSFER.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+import qmq
+from qmq.cli.browse import moment
+from qmq.cli.output import SERVER, Json, Server, counting, fail, run, show
+from qmq.cli.transfer.loading import LoadJournal, RecordLoader
+from qmq.cli.transfer.message_source import MessageRange, MessageSource
+from qmq.cli.transfer.records import FileSource, RecordForm, count_of, describe, finish, place_of, record_of, writer_of
+from qmq.client.client import Client
+from qmq.client.consuming.settlements import user_state_folder
+from qmq.errors import InvalidArgument, QmqError
+from qmq.operations.text import parse_key
+from qmq.rpc.tls_network import network_of
+from qmq.security.contexts import ClusterContext, ContextFile
+
+STATE_SUFFIX: Final = ".qmq-import"
+BAR_STEP: Final = 500
+_MOMENT: Final = "2026-11-24T09:00:00Z, or an age: 90s, 10m, 2h, 3d."
+
+Subject = Annotated[str, typer.Argument(help="The subject.")]
+At = Annotated[str | None, typer.Option("--at", help=f"Start at messages stored at this time: {_MOMENT}")]
+Until = Annotated[str | None, typer.Option("--until", help=f"Stop before messages stored at this time: {_MOMENT}")]
+First = Annotated[int | None, typer.Option("--from-sequence", min=0, help="First sequence of each queue.")]
+End = Annotated[int | None, typer.Option("--until-sequence", min=0, help="Stop before this sequence in each queue.")]
+Partition = Annotated[int | None, typer.Option("--partition", min=0, help="Only this partition.")]
+BrokerGroup = Annotated[str, typer.Option("--broker-group", help="Only messages of this broker group.")]
+Key = Annotated[str | None, typer.Option("--key", help="Only messages with this key.")]
+KeyFrom = Annotated[str | None, typer.Option("--from-key", help="Only keys at or after this one, compared byte by byte.")]
+KeyBefore = Annotated[str | None, typer.Option("--until-key", help="Only keys before this one.")]
+Tag = Annotated[list[str] | None, typer.Option("--tag", help="Only messages with one of these tags; repeatable.")]
+Rate = Annotated[float, typer.Option("--rate", min=0, help="At most this many messages per second; 0: no limit.")]
+Compression = Annotated[str | None, typer.Option(help="'zstd' or 'lz4'.")]
+Format = Annotated[str, typer.Option("--format", help="'jsonl' or 'parquet'; default: by the file's name.")]
+
+
+def range_of(
+    at: str | None,
+    until: str | None,
+    first: int | None,
+    end: int | None,
+    partition: int | None,
+    broker_group: str,
+    key: str | None,
+    key_from: str | None,
+    key_before: str | None,
+    tags: list[str] | None,
+) -> MessageRange:
+    """The range given by the options. Raises InvalidArgument."""
+    one, low, high = [None if each is None else parse_key(each) for each in (key, key_from, key_before)]
+    return MessageRange(moment(at), moment(until), first, end, partition, broker_group, one, low, high, tuple(tags or ()))
+
+
+def export(
+    subject: Subject,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="The file to write; default: standard output.")] = None,
+    form: Format = "",
+    body: Annotated[str, typer.Option("--body", help="'auto': UTF-8 bodies as text, others as base64; 'base64': all as base64.")] = "auto",
+    at: At = None,
+    until: Until = None,
+    first: First = None,
+    end: End = None,
+    partition: Partition = None,
+    broker_group: BrokerGroup = "",
+    key: Key = None,
+    key_from: KeyFrom = None,
+    key_before: KeyBefore = None,
+    tag: Tag = None,
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
+    """Write stored messages as JSON lines or Parquet, with ids, keys, tags, headers and times. No consumer group is involved.
+
+    Standard output gets JSON lines and no other text. With --file, --json prints the summary as JSON.
+    """
+    try:
+        if body not in ("auto", "base64"):
+            raise InvalidArgument(f"--body must be auto or base64, not {body!r}")
+        chosen = range_of(at, until, first, end, partition, broker_group, key, key_from, key_before, tag)
+        count = run(_export(server, subject, chosen, RecordForm.of(form, file), file, body == "base64", as_json))
+    except (InvalidArgument, OSError) as failure:
+        fail(failure)
+    if file is not None:
+        show("exported", ("subject", "messages", "file"), [(subject, count, str(file))], as_json=as_json)
+
+
+async def _export(
+    server: str, subject: str, chosen: MessageRange, form: RecordForm, file: Path | None, as_base64: bool, quiet: bool
+) -> int:
+    count = 0
+    async with qmq.connect(server, create_subjects=False) as mq:
+        total = await stored_count(mq, subject)
+        writer = writer_of(form, file, as_base64=as_base64)
+        with counting(f"exporting {subject}", total, quiet=quiet or file is None) as completed:
+            async for message in MessageSource(mq, subject, chosen).messages():
+                writer.write(record_of(message), place_of(message))
+                count += 1
+                if count % BAR_STEP == 0:
+                    completed(count)
+            completed(count)
+        writer.close()
+    if file is not None:
+        finish(file)
+    return count
+
+
+async def stored_count(mq: qmq.Client, subject: str) -> int:
+    """The number of messages, for the progress bar."""
+    found = await mq.metadata.find_subject(subject)
+    queues = found.description.queues if found is not None else ()
+    return sum(queue.next_sequence - queue.start_sequence for queue in queues)
+
+
+def load(
+    subject: Subject,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="The file to read; default: standard input.")] = None,
+    form: Format = "",
+    state: Annotated[
+        Path | None,
+        typer.Option("--state", help=f"File that records the progress; default: FILE.SUBJECT{STATE_SUFFIX}, or none for standard input."),
+    ] = None,
+    rate: Rate = 0.0,
+    compression: Compression = None,
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
+    """Send the records of a file, in the format of `qmq export`, to an existing subject. The order of each key is kept.
+
+    After a crash, run the command again: it continues where it stopped and stores no record twice. A JSON line needs only a "body"; ids,
+    keys, tags, headers and create times are kept if they are given.
+    """
+    try:
+        chosen = RecordForm.of(form, file)
+        if state is None and file is not None:
+            state = file.with_name(f"{file.name}.{subject}{STATE_SUFFIX}")
+        journal = LoadJournal(state, {"subject": subject, **describe(chosen, file)})
+    except InvalidArgument as failure:
+        fail(failure)
+    try:
+        row = run(_load(server, subject, journal, chosen, file, rate, compression, as_json))
+    except (OSError, KeyboardInterrupt) as failure:
+        fail(failure)
+    finally:
+        journal.close()
+    show("imported", LOAD_COLUMNS, [row], as_json=as_json)
+
+
+LOAD_COLUMNS: Final = ("subject", "messages", "stored now", "stored before")
+
+
+async def _load(
+    server: str, subject: str, journal: LoadJournal, form: RecordForm, file: Path | None, rate: float, compression: str | None, quiet: bool
+) -> tuple[str, int, int, int]:
+    done = journal.state
+    if done is not None and done.is_done:
+        return (subject, done.records, 0, done.records)
+    source = FileSource(form, file, 0 if done is None else done.mark or 0)
+    async with qmq.connect(server, create_subjects=False) as mq:
+        with counting(f"importing to {subject}", None if quiet else count_of(form, file), quiet=quiet) as completed:
+            loader = RecordLoader(mq, subject, journal, rate=rate, compression=compression, progress=completed)
+            await keep_saying(loader.load(source), journal)
+            total = source.mark()
+            completed(total)
+    return (subject, total, loader.sent, total - loader.sent)
+
+
+async def keep_saying(work: Any, journal: LoadJournal) -> None:
+    """Run the load; if it fails, add to the error that another run continues it."""
+    try:
+        await work
+    except QmqError as failure:
+        if journal.path is None:
+            raise
+        records = journal.state.records if journal.state is not None else 0
+        said = f"{failure.message}; {records:,} records are stored: run the command again to continue ({journal.path})"
+        raise type(failure)(said, outcome=failure.outcome) from failure
+
+
+def copy(
+    source: Annotated[str, typer.Argument(help="The subject to read.")],
+    target: Annotated[str, typer.Argument(help="The subject to write; it must exist.")],
+    to_context: Annotated[str, typer.Option("--to-context", help="The target cluster's context: see `qmq context list`.")] = "",
+    to_server: Annotated[
+        str, typer.Option("--to-server", help="The target cluster's metaservers; TLS and token are the same as for the source.")
+    ] = "",
+    at: At = None,
+    until: Until = None,
+    first: First = None,
+    end: End = None,
+    partition: Partition = None,
+    broker_group: BrokerGroup = "",
+    key: Key = None,
+    key_from: KeyFrom = None,
+    key_before: KeyBefore = None,
+    tag: Tag = None,
+    state: Annotated[
+        Path | None, typer.Option("--state", help="File that records the progress; default: a file of this copy in the state folder.")
+    ] = None,
+    rate: Rate = 0.0,
+    compression: Compression = None,
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
+    """Copy stored messages, with ids, keys, tags, headers and create times; the order of each key is kept. No consumer group is involved.
+
+    After a crash, run the command again: it continues where it stopped and stores no message twice. When the copy is complete, running it
+    again copies the messages stored since.
+    """
+    try:
+        chosen = range_of(at, until, first, end, partition, broker_group, key, key_from, key_before, tag)
+        there = target_of(server, to_context, to_server)
+        if source == target and there.server == server:
+            raise InvalidArgument(f"{source!r} would be copied into itself: give another subject or another cluster")
+        words = {name: text for name, text in (("start", at), ("end", until)) if text is not None}
+        meant = {**chosen.to_json(), **words}  # "2h" is another time at each run, but the same arguments mean the same copy.
+        load = {"from": [server, source], "subject": target, "to": there.server, "range": meant}
+        journal = LoadJournal(state or default_state(load), load)
+    except (OSError, QmqError) as failure:
+        fail(failure)
+    try:
+        row = run(_copy(server, source, there, target, chosen, journal, rate, compression, as_json))
+    finally:
+        journal.close()
+    show("copied", LOAD_COLUMNS, [row], as_json=as_json)
+
+
+def target_of(server: str, context: str, to_server: str) -> ClusterContext:
+    """The target cluster; by default the source's. Raises InvalidArgument."""
+    if context and to_server:
+        raise InvalidArgument("give --to-context or --to-server, not both")
+    if not context:
+        return ClusterContext("", to_server or server)
+    found = ContextFile.of_user().find(context)
+    if not found.server:
+        raise InvalidArgument(f"context {context!r} names no server: `qmq context add {context} --server HOST:PORT`")
+    return found
+
+
+def connected(there: ClusterContext) -> Client:
+    """A client of the target cluster. A context supplies every setting: certificates and tokens from the environment belong to the source
+    and are never sent to another cluster. Raises InvalidArgument."""
+    if not there.name:
+        return qmq.connect(there.server, create_subjects=False)
+    return Client(there.server, create_subjects=False, network=network_of(environment=there.variables()))
+
+
+def default_state(load: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Path:
+    """The state file of this source, target and range, in the user's state folder."""
+    folder = user_state_folder(environment) / "copies"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    name = hashlib.sha256(json.dumps(load, sort_keys=True).encode()).hexdigest()[:16]
+    return folder / f"{load['from'][1]}-to-{load['subject']}-{name}"
+
+
+async def _copy(
+    server: str,
+    source: str,
+    there: ClusterContext,
+    target: str,
+    chosen: MessageRange,
+    journal: LoadJournal,
+    rate: float,
+    compression: str | None,
+    quiet: bool,
+) -> tuple[str, int, int, int]:
+    state = journal.state
+    before = 0 if state is None else state.records
+    async with qmq.connect(server, create_subjects=False) as here, connected(there) as mq:
+        messages = MessageSource(here, source, chosen, None if state is None else state.mark)
+        left = max(await stored_count(here, source), before)
+        with counting(f"copying {source} to {target}", left, quiet=quiet) as completed:
+            loader = RecordLoader(mq, target, journal, rate=rate, compression=compression, progress=completed)
+            await keep_saying(loader.load(messages), journal)
+            total = journal.state.records if journal.state is not None else 0
+            completed(total)
+    return (target, total, loader.sent, total - loader.sent)

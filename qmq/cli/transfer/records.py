@@ -1,0 +1,459 @@
+"""A message in an export, an import or a copy: a value and its validity checks.
+
+Records as lines of JSON, one object each. Pure. `qmq browse --json` writes the same format, with the body in both forms.
+
+    {"subject": "orders", "broker_group": "g1", "partition": 0, "sequence": 7, "append_time_ms": 1795...,
+     "id": "0123...", "key": "N14228", "tags": [], "headers": {}, "create_time_ms": 1795..., "body": "{}"}
+
+A body that is not UTF-8 is in "body_base64" instead. Keys and header values are text, or "hex:00ff" where text could not be read back. A
+line to import needs only a body.
+
+Records as rows of a Parquet file, by pyarrow (`pip install 'qmq[parquet]'`). Bytes stay bytes; times are timestamps in UTC.
+
+Files of records: JSON lines or Parquet, including standard input and output.
+
+A file has the suffix `.partial` until it is complete, so that a partial export cannot be mistaken for a complete one.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from qmq import limits
+from qmq.client.producing import batch
+from qmq.errors import InvalidArgument, MessageTooLarge
+from qmq.model import MessageId
+from qmq.operations.text import key_text, parse_key
+from qmq.text import INT64_MAX, parse_json
+from qmq.wire.batch import size_of_copy
+
+if TYPE_CHECKING:
+    from qmq.client.browsing import BrowsedMessage
+
+
+@dataclass(frozen=True, slots=True)
+class TransferRecord:
+    """A message with its id, key, tags, headers and create time. Times are milliseconds since 1970."""
+
+    body: bytes
+    key: bytes | None = None
+    tags: tuple[str, ...] = ()
+    headers: Mapping[str, bytes] = field(default_factory=dict)
+    create_time_ms: int | None = None
+    """None: an id is made when the message is sent."""
+    id: MessageId | None = None
+    """None: the time of sending."""
+
+    @property
+    def size(self) -> int:
+        """The approximate size in a batch, in bytes."""
+        return size_of_copy(self.body, self.key or b"", self.tags, self.headers)
+
+    def check(self, number: int) -> TransferRecord:
+        """Return the record. Raises InvalidArgument or MessageTooLarge with the record's number if a broker would refuse it."""
+        try:
+            batch.body_bytes(self.body, limits.LONG_BODY_BYTES_MAX)
+            batch.key_bytes(self.key)
+            batch.tag_tuple(self.tags)
+            batch.header_map(self.headers)
+        except (InvalidArgument, MessageTooLarge) as failure:
+            raise type(failure)(f"record {number:,}: {failure.message}") from None
+        return self
+
+
+def record_of(message: BrowsedMessage) -> TransferRecord:
+    """A stored message as a record."""
+    return TransferRecord(message.body, message.key_bytes, message.tags, message.headers, message.create_time_ms, message.id)
+
+
+def place_of(message: BrowsedMessage) -> dict[str, Any]:
+    """Where and when a message was stored. Exports contain it for readers; imports ignore it."""
+    return {
+        "subject": message.subject,
+        "broker_group": message.broker_group,
+        "partition": message.partition,
+        "sequence": message.sequence,
+        "append_time_ms": message.append_time_ms,
+    }
+
+
+SHOWN_CHARS: Final = 80
+
+
+def json_line(record: TransferRecord, place: Mapping[str, Any], *, as_base64: bool = False) -> bytes:
+    """A record as a line with its newline. `as_base64`: encode every body, also text."""
+    found = {
+        **place,
+        "id": None if record.id is None else str(record.id),
+        "key": None if record.key is None else key_text(record.key),
+        "tags": list(record.tags),
+        "headers": {name: key_text(value) for name, value in record.headers.items()},
+        "create_time_ms": record.create_time_ms,
+        **_body(record.body, as_base64),
+    }
+    return json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def _body(body: bytes, as_base64: bool) -> dict[str, str]:
+    if not as_base64:
+        try:
+            return {"body": body.decode()}
+        except UnicodeDecodeError:
+            pass
+    return {"body_base64": base64.b64encode(body).decode()}
+
+
+def record_of_line(line: bytes, number: int) -> TransferRecord:
+    """The inverse of `json_line`. A body that is not a string is kept as JSON text. Raises InvalidArgument with the line's number."""
+    try:
+        found = parse_json(line)
+        if not isinstance(found, dict):
+            raise TypeError(f"it is {type(found).__name__}")
+        key, time_ms, headers = found.get("key"), found.get("create_time_ms"), found.get("headers") or {}
+        is_time = time_ms is None or (type(time_ms) is int and 0 <= time_ms <= INT64_MAX)
+        if not is_time or not isinstance(headers, dict):
+            raise TypeError("create_time_ms must be a number of milliseconds since 1970, and headers an object")
+        return TransferRecord(
+            _bytes_of(found),
+            None if key is None else parse_key(key),
+            tuple(found.get("tags") or ()),
+            {name: parse_key(value) for name, value in headers.items()},
+            time_ms,
+            None if found.get("id") is None else MessageId.parse(found["id"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, InvalidArgument) as cause:
+        shown = line[:SHOWN_CHARS].decode(errors="replace").strip()
+        raise InvalidArgument(f'line {number:,} is not an object with a "body" or a "body_base64" ({cause}): {shown}') from None
+
+
+def _bytes_of(found: dict[str, Any]) -> bytes:
+    if found.get("body_base64") is not None:
+        try:
+            return base64.b64decode(found["body_base64"], validate=True)
+        except binascii.Error as cause:
+            raise ValueError(f"body_base64: {cause}") from None
+    body = found["body"]
+    return body.encode() if isinstance(body, str) else json.dumps(body).encode()
+
+
+ROWS_AT_ONCE: Final = 5_000
+AT_ONCE_BYTES: Final = 64 << 20
+"""At most so many bytes are read at once, or one row."""
+ROW_GROUP_BYTES: Final = 64 << 20
+_TIME: Final = pa.timestamp("ms", "UTC")
+SCHEMA: Final = pa.schema(
+    [
+        ("subject", pa.string()),
+        ("broker_group", pa.string()),
+        ("partition", pa.int32()),
+        ("sequence", pa.int64()),
+        ("append_time", _TIME),
+        ("id", pa.string()),
+        ("key", pa.binary()),
+        ("tags", pa.list_(pa.string())),
+        ("headers", pa.map_(pa.string(), pa.binary())),
+        ("create_time", _TIME),
+        ("body", pa.binary()),
+    ]
+)
+
+
+class ParquetWriter:
+    """Writes records to a file, one row group at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = pq.ParquetWriter(path, SCHEMA, compression="zstd")
+        self._rows: list[dict[str, Any]] = []
+        self._bytes = 0
+
+    def write(self, record: TransferRecord, place: Mapping[str, Any]) -> None:
+        """Add a record."""
+        self._rows.append(
+            {
+                **{name: value for name, value in place.items() if name != "append_time_ms"},
+                "append_time": place.get("append_time_ms"),
+                "id": None if record.id is None else str(record.id),
+                "key": record.key,
+                "tags": list(record.tags),
+                "headers": list(record.headers.items()),
+                "create_time": record.create_time_ms,
+                "body": record.body,
+            }
+        )
+        self._bytes += record.size
+        if self._bytes >= ROW_GROUP_BYTES:
+            self._put()
+
+    def _put(self) -> None:
+        if self._rows:
+            self._file.write_table(pa.Table.from_pylist(self._rows, SCHEMA))
+        self._rows, self._bytes = [], 0
+
+    def close(self) -> None:
+        """Write the remaining rows and the file's footer."""
+        self._put()
+        self._file.close()
+
+
+def parquet_records(path: Path, skip: int) -> Iterator[TransferRecord]:
+    """The records of a file after the first `skip`. Only the column `body` is required. Raises InvalidArgument."""
+    with _opened(path) as file:
+        known = [name for name in ("id", "key", "tags", "headers", "create_time", "body") if name in file.schema_arrow.names]
+        if "body" not in known:
+            raise InvalidArgument(f"{path} has no column 'body': its columns are {', '.join(file.schema_arrow.names)}")
+        number = 0
+        for batch in file.iter_batches(_rows_at_once(file.metadata), columns=known):
+            if number + batch.num_rows <= skip:
+                number += batch.num_rows
+                continue
+            for row in _rows(batch):
+                number += 1
+                if number > skip:
+                    yield _record(row, number)
+
+
+def row_count(path: Path) -> int:
+    """The number of rows of a file. Raises InvalidArgument."""
+    with _opened(path) as file:
+        return int(file.metadata.num_rows)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """The open file. What pyarrow raises inside becomes InvalidArgument: anybody may have written the file."""
+    try:
+        # The dictionary of a column is kept as one: a few bytes may stand for thousands of large values.
+        footer = pq.read_metadata(path)
+        columns = footer.schema.to_arrow_schema()
+        kept = [each.name for each in columns if each.name in ("body", "key") and not pa.types.is_nested(each.type)]
+        with pq.ParquetFile(path, metadata=footer, read_dictionary=kept) as file:
+            yield file
+    except (pa.ArrowException, OSError, OverflowError) as cause:
+        raise InvalidArgument(f"{path} cannot be read as Parquet: {cause}") from None
+
+
+def _rows_at_once(told: Any) -> int:
+    """So many rows of a file that they take AT_ONCE_BYTES, as its footer tells."""
+    groups = [told.row_group(number) for number in range(told.num_row_groups)]
+    largest = max((each.total_byte_size // max(each.num_rows, 1) for each in groups), default=0)
+    return max(min(AT_ONCE_BYTES // max(largest, 1), ROWS_AT_ONCE), 1)
+
+
+def _rows(batch: Any) -> Iterator[dict[str, Any]]:
+    columns = {name: batch.column(name) for name in batch.schema.names}
+    if "create_time" in columns:
+        columns["create_time"] = columns["create_time"].cast(_TIME).cast(pa.int64())
+    for number in range(batch.num_rows):
+        yield {name: column[number].as_py() for name, column in columns.items()}
+
+
+def _record(row: dict[str, Any], number: int) -> TransferRecord:
+    try:
+        return TransferRecord(
+            _bytes(row["body"]) or b"",
+            _bytes(row.get("key")),
+            tuple(row.get("tags") or ()),
+            {name: _bytes(value) or b"" for name, value in row.get("headers") or ()},
+            row.get("create_time"),
+            None if row.get("id") is None else MessageId.parse(row["id"]),
+        )
+    except (TypeError, ValueError, AttributeError, InvalidArgument) as cause:
+        raise InvalidArgument(f"row {number:,} is not a message: {cause}") from None
+
+
+def _bytes(value: object) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    raise TypeError(f"{value!r:.100} is neither bytes nor text")
+
+
+PARTIAL: Final = ".partial"
+HEAD_BYTES: Final = 4096
+PIECE_BYTES: Final = 1 << 20
+LINE_BYTES_MAX: Final = 6 * limits.LONG_BODY_BYTES_MAX + 8 * limits.MIB
+"""The longest line of a file to import: JSON writes a byte of the longest body with six characters at most (\\u0000)."""
+
+
+class RecordForm(Enum):
+    """The format of a file of records."""
+
+    JSON_LINES = "jsonl"
+    PARQUET = "parquet"
+
+    @classmethod
+    def of(cls, name: str, path: Path | None) -> RecordForm:
+        """The format given by --format, otherwise by the file's name. Raises InvalidArgument."""
+        if not name:
+            return cls.PARQUET if path is not None and path.suffix == ".parquet" else cls.JSON_LINES
+        try:
+            form = cls(name)
+        except ValueError:
+            raise InvalidArgument(f"--format must be jsonl or parquet, not {name!r}") from None
+        if form is cls.PARQUET and path is None:
+            raise InvalidArgument("Parquet needs a file, because it is not read or written sequentially: give --file")
+        return form
+
+
+class RecordWriter(Protocol):
+    """Writes records in order."""
+
+    def write(self, record: TransferRecord, place: Mapping[str, Any]) -> None:
+        """Write a record, with the position where it was stored."""
+        ...
+
+    def close(self) -> None:
+        """Finish the file."""
+        ...
+
+
+class LineWriter:
+    """Writes lines of JSON."""
+
+    def __init__(self, file: BinaryIO, *, as_base64: bool) -> None:
+        self._file, self._as_base64 = file, as_base64
+
+    def write(self, record: TransferRecord, place: Mapping[str, Any]) -> None:
+        self._file.write(json_line(record, place, as_base64=self._as_base64))
+
+    def close(self) -> None:
+        self._file.flush()
+        if self._file is not sys.stdout.buffer:
+            self._file.close()
+
+
+def writer_of(form: RecordForm, path: Path | None, *, as_base64: bool) -> RecordWriter:
+    """A writer of the partial file, or of standard output. Raises InvalidArgument."""
+    if path is None:
+        return LineWriter(sys.stdout.buffer, as_base64=as_base64)
+    try:
+        if form is RecordForm.JSON_LINES:
+            return LineWriter(partial_of(path).open("wb"), as_base64=as_base64)
+        require_parquet()
+
+        return ParquetWriter(partial_of(path))
+    except OSError as cause:
+        raise InvalidArgument(f"{path} cannot be written: {cause}") from None
+
+
+def partial_of(path: Path) -> Path:
+    """The path of an unfinished file."""
+    return path.with_name(path.name + PARTIAL)
+
+
+def finish(path: Path) -> None:
+    """Flush the complete file and rename it to its final name."""
+    beside = partial_of(path)
+    fd = os.open(beside, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    beside.replace(path)
+
+
+def require_parquet() -> None:
+    """Raise InvalidArgument if pyarrow is not installed."""
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        raise InvalidArgument("Parquet needs pyarrow: pip install 'qmq[parquet]'") from None
+
+
+class FileSource:
+    """The records of a file or of standard input after the first `skip`. A mark is a number of records."""
+
+    def __init__(self, form: RecordForm, path: Path | None, skip: int = 0, line_bytes_max: int = LINE_BYTES_MAX) -> None:
+        self._form, self._path, self._count, self._line_bytes_max = form, path, skip, line_bytes_max
+
+    async def records(self) -> AsyncIterator[TransferRecord]:
+        """Yields the records. Raises InvalidArgument or MessageTooLarge with the record's number."""
+        for record in self._read(self._count):
+            self._count += 1
+            yield record.check(self._count)
+
+    def mark(self) -> int:
+        """The number of records read so far, including earlier attempts."""
+        return self._count
+
+    def _read(self, skip: int) -> Iterator[TransferRecord]:
+        if self._form is RecordForm.PARQUET and self._path is not None:
+            require_parquet()
+
+            yield from parquet_records(self._path, skip)
+        elif self._path is None:
+            yield from _lines(sys.stdin.buffer, skip, self._line_bytes_max)
+        else:
+            with self._path.open("rb") as file:
+                yield from _lines(file, skip, self._line_bytes_max)
+
+
+def _lines(file: BinaryIO, skip: int, line_bytes_max: int) -> Iterator[TransferRecord]:
+    """The records of the lines; empty lines are skipped. Raises InvalidArgument."""
+    count = 0
+    for number, line in bounded_lines(file, line_bytes_max):
+        if line.strip():
+            count += 1
+            if count > skip:
+                yield record_of_line(line, number)
+
+
+def bounded_lines(file: BinaryIO, line_bytes_max: int = LINE_BYTES_MAX) -> Iterator[tuple[int, bytes]]:
+    """The lines with their numbers, from 1. Raises InvalidArgument for a line that is longer than any record, without reading it to its
+    end: a file without newlines, or a pipe, has any length.
+    """
+    number = 0
+    while line := file.readline(line_bytes_max + 1):
+        number += 1
+        if len(line) > line_bytes_max:
+            raise InvalidArgument(f"line {number:,} has more than {line_bytes_max:,} bytes, as no message has: is this a file of lines?")
+        yield number, line
+
+
+def describe(form: RecordForm, path: Path | None) -> dict[str, Any]:
+    """The identity of a file, for the state file. Raises InvalidArgument if the file does not exist."""
+    if path is None:
+        return {"from": "standard input"}
+    try:
+        with path.open("rb") as file:
+            head = hashlib.sha256(file.read(HEAD_BYTES)).hexdigest()
+        return {"from": path.name, "format": form.value, "bytes": path.stat().st_size, "head": head[:16]}
+    except OSError as cause:
+        raise InvalidArgument(f"{path} cannot be read: {cause}") from None
+
+
+def count_of(form: RecordForm, path: Path | None) -> int | None:
+    """The number of records, or None if it cannot be known without consuming a pipe."""
+    if path is None:
+        return None
+    if form is RecordForm.PARQUET:
+        require_parquet()
+
+        return row_count(path)
+    with path.open("rb") as file:
+        return _filled_lines(file)
+
+
+def _filled_lines(file: BinaryIO) -> int:
+    """The number of lines that are not empty, read in pieces: a line may have any length."""
+    count, is_filled = 0, False
+    while piece := file.readline(PIECE_BYTES):
+        is_filled = is_filled or bool(piece.strip())
+        if piece.endswith(b"\n"):
+            count, is_filled = count + is_filled, False
+    return count + is_filled

@@ -1,0 +1,1 @@
+"""Connections to brokers: one socket, and the pool of a client."""

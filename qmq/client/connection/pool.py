@@ -1,0 +1,167 @@
+"""The client's connections, one for each broker, and the way to a broker group's current master."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from qmq.client.client_counters import ClientCounters
+from qmq.client.connection.connection import TIMING, AnswerWatch, ClientTiming, Connection, connect
+from qmq.client.connection.reach_patience import ReachPatience
+from qmq.client.metadata.cache import Locator, Master, shared
+from qmq.client.settle_report import SettleReport, SettleReporter
+from qmq.errors import ClientClosed, NameUnresolved, NotConnected, PeerError, Unavailable
+from qmq.model import base_group
+from qmq.process.event_loop import LoopRound
+from qmq.rpc.network import NETWORK, Network
+from qmq.rpc.server_name import ServerName
+
+if TYPE_CHECKING:
+    from qmq.client.consuming.settlements import AckSpool
+
+log = logging.getLogger("qmq.client")
+
+_Place = tuple[str, ServerName]
+"""Where a server listens, and its name."""
+
+REACH_S: Final = 1.0
+"""If a broker has not answered the HELLO after this time, the client asks the metaserver for the master; the attempt continues."""
+
+
+class Links:
+    """The client's connections, by address and the server's name. Concurrent callers share one attempt."""
+
+    def __init__(
+        self,
+        locator: Locator,
+        client: str,
+        *,
+        now_ns: Callable[[], int] | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+        network: Network = NETWORK,
+        store: AckSpool | None = None,
+        timing: ClientTiming = TIMING,
+        tell_settled: Callable[[SettleReport], None] | None = None,
+    ) -> None:
+        """`now_s` is a monotonic clock. `tell_settled` is called with every request that has verdicts."""
+        self.locator = locator
+        self.timing = timing
+        self.now_ns = now_ns or time.time_ns
+        """Nanoseconds since 1970, for all who use these links."""
+        self.round = LoopRound()
+        """The work of producers, consumers and connections at the end of a round of the event loop."""
+        self.answer_watch = AnswerWatch(timing.stall_s)
+        self.store = store
+        """The spool of verdicts that no broker has answered yet; None: they are kept in memory only."""
+        self._tell_settled = tell_settled
+        self._client = client
+        self._network = network
+        self._connections: dict[_Place, Connection] = {}
+        """The open ones."""
+        self._patience = ReachPatience(now_s, timing.mistake_s)
+        self._attempts: dict[_Place, asyncio.Task[Connection]] = {}
+        self.counters = ClientCounters()
+        self.is_closed = False
+        self.is_paused = False
+        """Whether all consumers of this client are paused."""
+
+    @property
+    def connections(self) -> int:
+        return sum([each.is_open for each in list(self._connections.values())])
+
+    async def reach(self, subject: str, group: str) -> tuple[Master, Connection]:
+        """The group's master and an open connection to it. Tries once: call again after Unavailable; `reach` keeps the pauses.
+
+        Raises UnknownHost or TlsRefused if that is a mistake, and the client never reached a broker.
+        """
+        self.check_usable()
+        master = await self.locator.master(subject, group)
+        self._patience.tries(master.address)
+        try:
+            async with asyncio.timeout(REACH_S):
+                return master, await self._open((master.address, master.server))
+        except NameUnresolved as failure:
+            self.locator.doubt(group, master)
+            told = f"where broker group {group} says it is: give its broker a name that clients can resolve (QMQ_ADVERTISE)"
+            raise self._patience.judged(NameUnresolved(f"{failure.message}, {told}"), [master.address]) from failure
+        except (Unavailable, PeerError) as failure:
+            self.locator.doubt(group, master)
+            raise self._patience.judged(failure, [master.address]) from failure.__cause__
+        except TimeoutError:
+            self.locator.doubt(group, master)
+            raise NotConnected(f"no broker has answered at {master.address} yet") from None
+
+    def server(self, group: str) -> str | None:
+        """The address of a broker group's master, if it is known and not in doubt."""
+        master = self.locator.book.master(group)
+        return master.address if master is not None else None
+
+    def settle_reporter(self, subject: str, group: str, broker_group: str) -> SettleReporter | None:
+        """Reports a consumer's requests with verdicts to interceptors; None without interceptors."""
+        if self._tell_settled is None:
+            return None
+        return SettleReporter(self._tell_settled, subject, base_group(group), broker_group, self.now_ns)
+
+    async def _open(self, place: _Place) -> Connection:
+        found = self._connections.get(place)
+        if found is not None and found.is_open:
+            return found
+        self.check_usable()  # the client may have been closed while the master was looked up
+        attempt = self._attempts.get(place)
+        if attempt is None:
+            address, server = place
+            attempt = self._attempts[place] = asyncio.create_task(
+                connect(address, self._client, self._network, reauth_s=self.timing.reauth_s, loop_round=self.round, server=server)
+            )
+            attempt.add_done_callback(lambda done: self._attempted(place, done))
+        return await shared(attempt)
+
+    def check_open(self) -> None:
+        """Raises ClientClosed if the client was closed."""
+        if self.is_closed:
+            raise ClientClosed("the client is closed: make a new one with qmq.connect()")
+
+    def check_usable(self) -> None:
+        """Raises ClientClosed if the client was closed, or as `LoopRound.own_loop`."""
+        self.check_open()
+        self.round.own_loop()
+
+    def _attempted(self, place: _Place, done: asyncio.Task[Connection]) -> None:
+        self._attempts.pop(place, None)
+        if done.cancelled():
+            return
+        if (failure := done.exception()) is not None:
+            self._patience.failed(place[0], failure)
+            return
+        found = done.result()
+        self._patience.reached(found.address)
+        if not found.ended.is_set():
+            self._connections[place] = found
+            found.on_closed[lambda: self._ended(place, found)] = None
+
+    def _ended(self, place: _Place, connection: Connection) -> None:
+        if self._connections.get(place) is connection:
+            del self._connections[place]
+
+    def abandon(self) -> None:
+        """Disconnect when the event loop has ended."""
+        self.is_closed = True
+        for each in self._connections.values():
+            each.stream.shut_down()
+
+    async def close(self) -> None:
+        self.is_closed = True
+        self.answer_watch.close()
+        await self.locator.close()
+        attempts = list(self._attempts.values())
+        for attempt in attempts:
+            attempt.cancel()
+        await asyncio.gather(*attempts, return_exceptions=True)  # one may have connected: afterwards it is among the connections
+        connections = list(self._connections.values())
+        for connection in connections:
+            connection.close()
+        for connection in connections:
+            await connection.wait_closed()

@@ -1,0 +1,1 @@
+"""Consumers of a shared backlog: attachment, messages, verdicts."""

@@ -1,0 +1,365 @@
+"""An attachment connects a consumer to one queue. It outlives changes of the broker group's master.
+
+An attachment keeps a session with the master, a pull under way, and the messages that the application has not seen yet. After a broken
+connection, or at a new master, it attaches again with the same incarnation and with `received`, the last pull sequence that arrived. The
+answer says which messages it still holds:
+
+    resumed, next > received     all. Messages that were handed out and did not arrive went back to the group
+    resumed, next <= received    the master lost deliveries that were not committed. It will use pull sequences from `next` on again,
+                                 perhaps for other messages. Messages below `next` are still held, the others are void
+    not resumed                  none (the lease was lost, or the master cannot tell): all are void
+
+Void messages that the application has not seen are dropped; for the others no verdict is ever sent (`qmq/client/consuming/acks.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import Final
+
+from qmq.client.connection.connection import Connection
+from qmq.client.connection.pool import Links
+from qmq.client.consuming import session as prefetch_limits
+from qmq.client.consuming.acks import Verdicts
+from qmq.client.consuming.message import Message, ReceivedBatches, Slice
+from qmq.client.consuming.session import ANSWER_S, ConsumerCalls, ConsumerSession, SessionLoop, Terms
+from qmq.client.consuming.settlements import Origin
+from qmq.errors import (
+    CallerError,
+    LaneLost,
+    MessagesExpired,
+    OrderMismatch,
+    PeerError,
+    ProtocolViolation,
+    QmqError,
+    StorageError,
+    Unavailable,
+)
+from qmq.process.event_loop import ms_of
+from qmq.wire import frame_payloads as wire
+from qmq.wire.batch import BatchView
+from qmq.wire.frame import Frame, FrameKind
+from qmq.wire.frame_payloads import Verdict
+
+log = logging.getLogger("qmq.client")
+
+MANY: Final = 64
+"""Messages that an application needs some time for: about as long as a pull takes to be sent."""
+
+
+class Attachment:
+    """`slices` are the messages that the application has not seen yet."""
+
+    def __init__(self, links: Links, calls: ConsumerCalls, terms: Terms, group: str) -> None:
+        self.group = group
+        self.slices: deque[Slice] = deque()
+        self.failure: QmqError | None = None
+        self.asked = self.want = self.asked_bytes = 0
+        self._terms = terms
+        self._links, self._calls = links, calls
+        self._loop = asyncio.get_running_loop()
+        self._sessions = SessionLoop[wire.Attached](
+            links, self, subject=terms.subject, group=group, name=terms.name, lease_ms=terms.lease_ms
+        )
+        self._received = -1
+        self._batches = ReceivedBatches()
+        self._knows_kept = False
+        counters = links.counters.taking(terms.subject, terms.group)
+        file = links.store.file(self._origin, lambda: ms_of(links.now_ns())) if links.store is not None else None
+        self.verdicts = Verdicts(
+            calls,
+            terms,
+            group,
+            sent_away=self._sessions.failed,
+            come_back=self.start,
+            at_end=links.round.at_end,
+            now_ns=links.now_ns,
+            counters=counters,
+            file=file,
+            retry_s=links.timing.session_retry_s[-1],
+            reporter=links.settle_reporter(terms.subject, terms.group, group),
+        )
+        self._has_inherited = links.store is None
+        self._counters = counters
+        self._is_closed = False
+
+    @property
+    def session(self) -> ConsumerSession | None:
+        """The session with the master, while there is one."""
+        return self._sessions.session
+
+    @property
+    def held(self) -> int:
+        """Messages of this attachment whose verdict has not been sent."""
+        return self.verdicts.outstanding.messages - self.verdicts.gathered + self.verdicts.postponed
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the held messages; each counts for its part of its batch."""
+        return self.verdicts.outstanding.bytes + self.verdicts.postponed_bytes
+
+    def may_hand_out(self) -> bool:
+        """Whether this consumer still holds its messages, as far as it knows. If the last answered heartbeat is older than the lease (this
+        process was stopped, or cut off), other consumers may have them: the answer to the next ATTACH says so.
+        """
+        if self._sessions.is_sure:
+            return True
+        self._sessions.detach()
+        return False
+
+    def take(self, messages_max: int) -> Slice:
+        """The next messages that are consecutive in one batch; there must be some."""
+        self._calls.ready.end()
+        first = self.slices[0]
+        if first.count <= messages_max:
+            self.slices.popleft()
+        else:
+            first, self.slices[0] = first.split(messages_max)
+        if first.attempt > 1 and self.session is not None and not self._terms.most_once:
+            # Sent before the application sees them: if they crash this process, the broker must know which messages the application had.
+            begun = wire.pack_begun(self.session.number, first.pull, first.pull + first.count - 1)
+            self.session.connection.tell(FrameKind.BEGUN, begun)
+        return first
+
+    def next_ready(self) -> Message | None:
+        """The next message, if it can be handed out without further checks."""
+        self._calls.ready.end()
+        if not self._has_ready() or self._loop.time() > self._sessions.sure_until_s:
+            return None
+        return self.take(1).message(0)
+
+    def begin_run(self, messages_max: int) -> int:
+        """Let `ready` hand out the next messages, but for the last one of their slice. Returns how many."""
+        count = min(self.slices[0].count - 1, messages_max) if self._has_ready() else 0
+        if count > 0:
+            self._calls.ready.begin(self.slices[0], count, self._sessions.sure_until_s)
+        return count
+
+    def _has_ready(self) -> bool:
+        return bool(self.slices) and self.slices[0].attempt == 1 and self.slices[0].batch.decoded is not None
+
+    # --- messages in ---------------------------------------------------------------------------------------------------
+
+    @property
+    def can_pull(self) -> bool:
+        """Whether a pull may begin."""
+        return self.asked == 0 and self.session is not None and self.failure is None and not self._is_closed
+
+    def pull(self, messages: int, size: int, wait_ms: int) -> None:
+        """Pull up to `messages` messages and about `size` bytes (the last batch may exceed the limit). `can_pull` must be true."""
+        session = self.session
+        assert session is not None
+        self.asked, self.asked_bytes = messages, size
+        kept = self._batches.kept if self._knows_kept else -1
+        request = wire.pack_pull(wire.Pull(session.number, messages, size, wait_ms, kept))
+        session.connection.request(
+            FrameKind.PULL, lambda answer: self._pulled(session, answer), request, timeout_s=wait_ms / 1000 + ANSWER_S
+        )
+
+    def _pulled(self, session: ConsumerSession, answer: Frame | QmqError) -> None:
+        if session is not self.session:
+            return
+        asked, self.asked, self.asked_bytes = self.asked, 0, 0
+        try:
+            if isinstance(answer, QmqError):
+                raise answer
+            got = self._take_delivery(answer.payload, session)
+        except (MessagesExpired, StorageError, PeerError) as failure:
+            self._fail(failure)
+        except QmqError as failure:
+            self._sessions.failed(failure)
+        else:
+            self._calls.answered(asked, got)
+            self.want = prefetch_limits.grown(self.want, asked, got, self._calls.limit.messages)
+            if got >= MANY:
+                # The broker works on the next pull while the application has these messages; it may take them all before it waits again.
+                self._calls.pull_more()
+                session.connection.stream.flush()
+            else:
+                # The application gets its messages first; the pull still leaves in this round.
+                self._links.round.at_end(self._calls.pull_more)
+
+    def _take_delivery(self, payload: memoryview, asked: ConsumerSession) -> int:
+        session, pull, ranges, batch_count, at = wire.unpack_delivery(payload)
+        if session != asked.number or not ranges:
+            return 0
+        if pull <= self._received:
+            raise ProtocolViolation(f"pull sequence {pull} was handed out again, {self._received} has arrived already")
+        batches = self._batches.read(payload, at, batch_count, ranges, asked.connection.address)
+        begin = pull
+        for each in ranges:
+            if each.batch >= len(batches) or not _lies_in(each, batches[each.batch].view):
+                raise ProtocolViolation(f"{each} is outside its batch")
+            batch = batches[each.batch]
+            offset = each.first_sequence - batch.view.base_sequence
+            part = Slice(batch, offset, each.count, each.attempt, pull, self.verdicts.hold)
+            if batch.view.header.is_directed:
+                for equal in part.by_failures():
+                    self._accept(equal)
+            else:
+                self._accept(part)
+            pull += each.count
+        self._received = pull - 1
+        self._counters.received += pull - begin
+        self._calls.notify()
+        return pull - begin
+
+    def _accept(self, part: Slice) -> None:
+        self.verdicts.outstanding.add(part.pull, part.count, part.batch.message_bytes)
+        if not self._terms.tags_any and not self._terms.tags_all:
+            self.slices.append(part)
+            return
+        while part.count:
+            head, part = part.split(1)
+            tags = head.batch.column("tags")
+            if self._matches(tags[head.offset] if tags else ()):
+                self.slices.append(head)
+            else:
+                self.verdicts.hold.settle(head.pull, head.pull, Verdict.ACK)
+
+    def _matches(self, tags: tuple[str, ...]) -> bool:
+        if self._terms.tags_any and not any(tag in tags for tag in self._terms.tags_any):
+            return False
+        return all(tag in tags for tag in self._terms.tags_all)
+
+    def _fail(self, failure: QmqError) -> None:
+        self.failure = failure
+        self._calls.failed(self.group, failure)
+
+    # --- staying attached ----------------------------------------------------------------------------------------------
+
+    ask_again = ()
+
+    @property
+    def wants_session(self) -> bool:
+        """True until the consumer leaves."""
+        return not self._is_closed
+
+    def start(self) -> None:
+        """Attach, and stay attached."""
+        self._sessions.start()
+
+    def _request(self, start: str) -> wire.Attach:
+        terms = self._terms
+        return wire.Attach(
+            terms.subject,
+            0,
+            terms.group,
+            terms.name,
+            terms.incarnation,
+            self._received,
+            start,
+            terms.lease_ms,
+            terms.tags_any,
+            terms.tags_all,
+            terms.condition,
+        )
+
+    def _origin(self) -> Origin:
+        """The data with which another process can take this consumer's place."""
+        return Origin(self.group, self._request(wire.RESUME))
+
+    async def _inherit(self, connection: Connection) -> None:
+        """Before attaching: hand in the verdicts of an earlier incarnation, whose messages then go back to the group."""
+        from qmq.client.consuming.acks import inherit
+
+        links = self._links
+        assert links.store is not None
+        await inherit(connection, links, links.store, self._terms, self.group)
+        self._has_inherited = True
+
+    async def ask(self, connection: Connection) -> wire.Attached:
+        """Send ATTACH, after the verdicts of an earlier incarnation were handed in."""
+        if not self._has_inherited:
+            await self._inherit(connection)
+        answer = await connection.call(FrameKind.ATTACH, self._request(self._terms.start).pack(), timeout_s=ANSWER_S)
+        return wire.Attached.unpack(answer.payload)
+
+    def granted(self, answer: wire.Attached) -> None:
+        """Drop messages that the broker no longer counts as held, by the table at the top of the module."""
+        self.verdicts.attempts_max = answer.attempts_max
+        self._knows_kept = bool(answer.knows_kept)
+        self._batches.forget()
+        if not answer.resumed:
+            self._void(0, answer.next_pull_sequence)
+        elif answer.next_pull_sequence <= self._received:
+            self._void(answer.next_pull_sequence, answer.next_pull_sequence)
+
+    def attached(self, session: ConsumerSession) -> None:
+        """Send everything that waited for a session."""
+        self.verdicts.attached(session)
+        self._calls.notify()
+        self._calls.pull_more()
+
+    def heard(self) -> None: ...
+
+    def lost(self, failure: LaneLost) -> None:
+        """An attachment cannot be lost to another consumer; a lane can."""
+        log.debug("%s: %s", self._terms.name, failure)
+
+    def refused(self, failure: CallerError) -> None:
+        """Report the failure to the application."""
+        if isinstance(failure, OrderMismatch):
+            subject = self._terms.subject
+            failure = OrderMismatch(f"subject {subject!r} is ordered: consume it with mq.ordered_consumer ({failure.message})")
+        self._fail(failure)
+
+    def _void(self, before: int, following: int) -> None:
+        """Messages from pull sequence `before` on are void; the next delivery begins at `following`."""
+        self._calls.ready.end()
+        while self.slices and self.slices[-1].pull >= before:
+            self.slices.pop()
+        if self.slices and self.slices[-1].pull + self.slices[-1].count > before:
+            self.slices[-1] = self.slices[-1].split(before - self.slices[-1].pull)[0]
+        self._received = following - 1
+        self.verdicts.void(before, following)
+
+    def moved(self) -> None:
+        """Routes changed: if the group has another master now, attach there."""
+        self._sessions.moved()
+
+    def detached(self) -> None:
+        """The session has ended: no pull or verdict is in flight."""
+        self.asked = self.asked_bytes = 0
+        self.verdicts.detached()
+
+    # --- the end -------------------------------------------------------------------------------------------------------
+
+    def give_back(self) -> None:
+        """Return unseen messages to the group immediately."""
+        self._calls.ready.end()
+        unseen, self.slices = self.slices, deque()
+        for each in unseen:
+            each.settler.settle(each.pull, each.pull + each.count - 1, Verdict.RELEASE)
+
+    async def close(self) -> None:
+        """Send the remaining verdicts and leave the group. Unseen messages return to the group immediately."""
+        self.give_back()
+        self.verdicts.flush()
+        self._is_closed = True
+        left = self._leave()
+        await self._sessions.end()
+        self.verdicts.close(is_told=await left)
+        self._sessions.detach()
+
+    def _leave(self) -> asyncio.Future[bool]:
+        """Send DETACH together with the last verdicts, so that nothing is handed out in between. Returns whether the broker answered."""
+        left: asyncio.Future[bool] = self._loop.create_future()
+        session = self.session
+        if session is None or not session.connection.is_open:
+            left.set_result(False)
+        else:
+            payload = wire.pack_detach(session.number, self._received)
+            session.connection.request(FrameKind.DETACH, lambda answer: _heard(left, answer), payload, timeout_s=ANSWER_S)
+        return left
+
+
+def _heard(left: asyncio.Future[bool], answer: Frame | QmqError) -> None:
+    if not left.done():
+        left.set_result(not isinstance(answer, Unavailable))
+
+
+def _lies_in(part: wire.Range, view: BatchView) -> bool:
+    return 0 <= part.first_sequence - view.base_sequence <= view.count - part.count

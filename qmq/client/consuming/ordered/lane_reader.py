@@ -1,0 +1,553 @@
+"""Reads one lane from the current master of its broker group. Thin: `lane.py` decides.
+
+It keeps a session with the master (`qmq/client/consuming/session.py`), a pull under way, and at most one LANE_SETTLE (`acks.py`). After a
+broken connection, or at a new master, the reader attaches with the token that it was granted, and keeps its messages. If the token is no
+longer valid (the lease ended, an operator moved the group, another consumer has the range), the broker grants another token or none, and
+all held messages are void.
+
+Answers of the broker:
+
+    LaneHeld, LaneNotOpen, UnknownPartition     another consumer still has it, or this broker does not know yet: retry soon
+    LaneLost                                    drop everything; attach again, with no token
+    UnknownConsumer, NotConnected, Stopping     attach again, with the token
+    NotMaster                                   the same, at the new master
+    MessagesExpired, LogDamaged, CorruptBatch   report to the application
+
+The messages of a consumer's lanes that the application has not finished, and the tasks that wait for messages. Lane readers put messages
+in, the consumer takes them out, and messages give their verdicts here.
+
+When the pulls of a consumer's lanes are written: those of several lanes together, so that the broker answers them in one turn and by
+one write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from qmq_ordering.lanes import Lane
+from qmq_ordering.routes import LpRange
+
+from qmq import limits
+from qmq.client.connection.connection import Connection
+from qmq.client.connection.pool import Links
+from qmq.client.consuming.message import ReceivedBatches
+from qmq.client.consuming.ordered import lane_pull
+from qmq.client.consuming.ordered.acks import LaneAcks, SettleClock
+from qmq.client.consuming.ordered.keys import BulkDispatcher, KeyDispatcher
+from qmq.client.consuming.ordered.lane import Cell, FailurePolicy, LaneCore, LaneState
+from qmq.client.consuming.ordered.message import LaneSource, MessageRun, OrderedMessage, OrderedMessages
+from qmq.client.consuming.session import ANSWER_S, ConsumerSession, SessionLoop
+from qmq.errors import CallerError, LaneHeld, LaneLost, LaneNotOpen, MessagesExpired, PeerError, QmqError, StorageError, UnknownPartition
+from qmq.process.event_loop import require_alive
+from qmq.wire import frame_payloads as wire
+from qmq.wire.frame import Frame, FrameKind
+
+log = logging.getLogger("qmq.client")
+
+
+class LaneInbox:
+    """`by_key` has the messages of a consumer that reads one by one, `in_bulk` those of one that reads in bulk. `stale` counts messages
+    that were lost after they were handed out and before they were settled.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.by_key = KeyDispatcher()
+        self.in_bulk = BulkDispatcher()
+        self.is_bulk: bool | None = None
+        """Whether the consumer reads in bulk; None before its first message."""
+        self.stale = 0
+        self._name = name
+        self._loop = asyncio.get_running_loop()
+        self.waiting: dict[asyncio.Future[bool], None] = {}
+        self.woken: asyncio.Future[bool] | None = None
+        """The waiter that was woken last and has not looked yet. Until it has looked, a message wakes no other waiter."""
+
+    # --- waiters -------------------------------------------------------------------------------------------------------
+
+    async def wait(self, until_s: float = math.inf) -> bool:
+        """Wait until something changes; False if nothing did until then."""
+        waiting: asyncio.Future[bool] = self._loop.create_future()
+        self.waiting[waiting] = None
+        timer = self._loop.call_at(until_s, _set_result, waiting, False) if until_s < math.inf else None
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if waiting.done() and not waiting.cancelled():
+                self.notify()  # the wake-up was for a waiter, and this one has stopped looking
+            raise
+        finally:
+            if self.woken is waiting:
+                self.woken = None
+            self.waiting.pop(waiting, None)
+            if timer is not None:
+                timer.cancel()
+
+    def notify(self) -> None:
+        """Something changed: wake one waiter, which wakes the next one if it finds a message."""
+        while self.waiting:
+            waiting = next(iter(self.waiting))
+            del self.waiting[waiting]
+            if _set_result(waiting, True):
+                self.woken = waiting
+                return
+
+    def notify_next(self) -> None:
+        """There may be another message for another waiter: wake it, unless one is about to look."""
+        if self.waiting and self.woken is None:
+            self.notify()
+
+    def notify_all(self) -> None:
+        """The consumer closes."""
+        waiting, self.waiting = self.waiting, {}
+        for each in waiting:
+            _set_result(each, True)
+
+    # --- verdicts ------------------------------------------------------------------------------------------------------
+
+    def finish(self, message: OrderedMessage) -> None:
+        """The message was handled."""
+        self.by_key.done(message)
+        message.lane.worked(is_urgent=False)
+        if self.waiting and self.woken is None:
+            self.notify()
+
+    def fail(self, message: OrderedMessage, pause_ms: int | None) -> None:
+        """The message failed."""
+        self.by_key.failed(message, int(self._loop.time() * 1000), pause_ms)
+        message.lane.worked(is_urgent=True)
+        self.notify()
+
+    def reject(self, message: OrderedMessage) -> None:
+        """No other attempt will help."""
+        self.by_key.rejected(message)
+        message.lane.worked(is_urgent=True)
+        self.notify()
+
+    def release(self, message: OrderedMessage) -> None:
+        """Hand the message out again, as if it had not been handed out."""
+        self.by_key.put_back(message)
+        message.lane.worked(is_urgent=False)
+        self.notify()
+
+    def finish_all(self, messages: OrderedMessages) -> None:
+        """The messages were handled."""
+        self.in_bulk.done(messages)
+        messages.runs[0].lane.worked(is_urgent=False)
+        self.notify()
+
+    def fail_all(self, messages: OrderedMessages, pause_ms: int | None) -> None:
+        """The messages failed."""
+        self.in_bulk.failed(messages, int(self._loop.time() * 1000), pause_ms)
+        messages.runs[0].lane.worked(is_urgent=True)
+        self.notify()
+
+    # --- from the lanes ------------------------------------------------------------------------------------------------
+
+    def arrived(self, messages: list[OrderedMessage]) -> None:
+        """A lane got messages."""
+        self.by_key.put(messages)
+        self.notify()
+
+    def arrived_in_bulk(self, lane: LaneSource, runs: list[MessageRun]) -> None:
+        """A lane got runs of messages."""
+        self.in_bulk.put(lane, runs)
+        self.notify()
+
+    def voided(self, lane: LaneSource, cells: list[Cell], stale: int) -> None:
+        """Hand out nothing of the lane; these cells are void. `stale` of their messages had been handed out."""
+        self.by_key.dropped(lane, cells)
+        self.in_bulk.dropped(lane)
+        if stale:
+            self.stale += stale
+            log.warning("%s: %d messages of %s were lost before they were settled", self._name, stale, lane.lane)
+        self.notify()
+
+    def due(self, cells: list[Cell]) -> None:
+        """Failed messages may be retried."""
+        if not self.is_bulk:
+            self.by_key.due(cells)
+        self.notify()
+
+    def changed(self, lane: LaneSource) -> None:
+        """The lane may hand out again."""
+        if not self.is_bulk:
+            self.by_key.review(lane)
+        self.notify()
+
+
+def _set_result(waiting: asyncio.Future[bool], is_changed: bool) -> bool:
+    """Wake the waiter; False if it has stopped waiting."""
+    if waiting.done():
+        return False
+    waiting.set_result(is_changed)
+    return True
+
+
+class Writes(Protocol):
+    """A connection's bytes that are not written yet."""
+
+    def flush(self) -> None: ...
+
+
+class PullWrites:
+    """Shared by all lanes of a consumer; `lanes` says how many there are. What is left is written at the end of the round."""
+
+    def __init__(self, lanes: Callable[[], int]) -> None:
+        self._lanes = lanes
+        self._pulls = 0
+        self._streams: dict[Writes, None] = {}
+
+    def add(self, stream: Writes) -> None:
+        """A lane pulls because its messages were handled. When half of the lanes do, write.
+
+        Not at the end of this round of the event loop: a loop that finds messages ready does not let it go round, and the broker is to work
+        meanwhile. While the other half is here, there is no hurry.
+        """
+        self._pulls += 1
+        self._streams[stream] = None
+        if self._pulls * 2 >= self._lanes():
+            streams, self._streams, self._pulls = self._streams, {}, 0
+            for each in streams:
+                each.flush()
+
+
+WAIT_MS: Final = 20_000
+"""How long a pull may wait at the broker."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneTerms:
+    """The consumer's terms, the same for all its lanes."""
+
+    subject: str
+    group: str
+    name: str
+    incarnation: str
+    lease_ms: int
+    pull_bytes: int
+    policy: FailurePolicy
+
+
+class LaneReader:
+    """`core` has the state of the lane; while `failure` is set, the reader pulls nothing."""
+
+    def __init__(
+        self,
+        links: Links,
+        inbox: LaneInbox,
+        terms: LaneTerms,
+        lane: Lane,
+        settle_clock: SettleClock,
+        pull_writes: PullWrites,
+        *,
+        room: Callable[[], tuple[int, int]],
+        is_paused: Callable[[], bool],
+        finished: Callable[[Lane], None],
+        failed: Callable[[QmqError], None],
+    ) -> None:
+        """`inbox` gets the messages. `room`: how many unfinished messages and bytes the lane may have. `finished` is called when the whole
+        lane is done and committed, to its end; `failed` when the lane cannot continue.
+        """
+        self.lane = lane
+        self.subject = terms.subject
+        self.broker_group = lane.group
+        self.partition = lane.partition
+        self.core = LaneCore(terms.policy)
+        self.settling = LaneAcks(
+            self.core,
+            terms.name,
+            links.timing.session_retry_s[-1],
+            settle_clock,
+            sent_away=self._sent_away,
+            at_rest=self._at_rest,
+            reporter=links.settle_reporter(terms.subject, terms.group, lane.group),
+        )
+        self.failure: QmqError | None = None
+        self._sessions = SessionLoop[wire.LaneAttached](
+            links, self, subject=terms.subject, group=lane.group, name=terms.name, lease_ms=terms.lease_ms
+        )
+        self._inbox, self._terms = inbox, terms
+        self._pull_writes = pull_writes
+        self._room, self._is_paused = room, is_paused
+        self._finished, self._failed = finished, failed
+        self._counters = links.counters.taking(terms.subject, terms.group)
+        self._loop = asyncio.get_running_loop()
+        self._token = 0
+        self._batches = ReceivedBatches()
+        self._is_pulling = self._is_told_finished = False
+        self._pulls_at = 0
+        """With more open messages than this there is no room for another pull. Updated at each pull."""
+        self._is_leaving = self._is_closed = False
+        self._retry_timer: asyncio.TimerHandle | None = None
+        self._bell = asyncio.Event()
+
+    @property
+    def session(self) -> ConsumerSession | None:
+        """The session with the master, while there is one."""
+        return self._sessions.session
+
+    @property
+    def lps(self) -> LpRange:
+        """The logical partitions of the lane."""
+        return self.lane.range
+
+    def is_sure(self) -> bool:
+        """Whether the lease cannot have ended at the broker yet."""
+        return self._loop.time() <= self._sessions.sure_until_s  # asked for each message: `SessionLoop.is_sure` without another call
+
+    # --- messages in ---------------------------------------------------------------------------------------------------
+
+    def pull_more(self) -> None:
+        """Pull if there is room for enough messages."""
+        session, core = self.session, self.core
+        if self._is_pulling or session is None or self._is_leaving or core.is_end or self.failure is not None:
+            return
+        room, room_bytes = self._room()
+        self._pulls_at = room // 2
+        if core.open * 2 > room or core.open_bytes * 2 > room_bytes or self._is_paused():
+            return
+        self._is_pulling = True
+        messages = max(min(room - core.open, limits.PULL_MESSAGES_MAX), 1)
+        size = max(min(room_bytes - core.open_bytes, self._terms.pull_bytes), 1)
+        pull = wire.LanePull(session.number, self._token, core.position, messages, size, WAIT_MS)
+        session.connection.request(
+            FrameKind.LANE_PULL,
+            lambda answer: self._pulled(session, answer),
+            wire.pack_lane_pull(pull),
+            timeout_s=WAIT_MS / 1000 + ANSWER_S,
+        )
+
+    def _pulled(self, session: ConsumerSession, answer: Frame | QmqError) -> None:
+        if session is not self.session:
+            return
+        self._is_pulling = False
+        try:
+            if isinstance(answer, QmqError):
+                raise answer
+            server = session.connection.address
+            if self._inbox.is_bulk:
+                self._accept_runs(lane_pull.unpack_runs(answer.payload, session.number, self.core.parked, self._batches, server))
+            else:
+                self._accept(lane_pull.unpack(answer.payload, session.number, self._batches, server))
+        except (MessagesExpired, StorageError, PeerError) as failure:
+            self._fail(failure)
+        except QmqError as failure:
+            self._sent_away(failure)
+        else:
+            self.settling.soon()
+            self.pull_more()
+
+    def _accept(self, brought: lane_pull.Brought) -> None:
+        cells = self.core.delivered(brought.arrivals, brought.next_sequence, is_end=brought.is_end)
+        inbox, token, version, waiting = self._inbox, self._token, self.lane.version, LaneState.WAITING
+        came = [
+            OrderedMessage(inbox, self, cell, batch, index, token, version)
+            for cell, (batch, index) in zip(cells, brought.places, strict=False)
+            if cell.state is waiting
+        ]
+        if came:
+            self._counters.received += len(came)
+            inbox.arrived(came)
+
+    def _accept_runs(self, brought: lane_pull.BroughtRuns) -> None:
+        cells = self.core.delivered(brought.arrivals, brought.next_sequence, is_end=brought.is_end)
+        came = [
+            MessageRun(self, cell, part.batch, part.indices, cell.attempt, self._token, self.lane.version)
+            for cell, part in zip(cells, brought.parts, strict=False)
+            if cell.state is LaneState.WAITING
+        ]
+        if came:
+            self._counters.received += sum([len(each.indices) for each in came])
+            self._inbox.arrived_in_bulk(self, came)
+
+    def _fail(self, failure: QmqError) -> None:
+        self.failure = failure
+        self._failed(failure)
+
+    # --- messages over -------------------------------------------------------------------------------------------------
+
+    def worked(self, *, is_urgent: bool) -> None:
+        """A handler finished, successfully or not. Settle soon, or immediately if the request is full. Raises ClientClosed if the event
+        loop has ended.
+        """
+        require_alive(self._loop)
+        core = self.core
+        if core.failing or self._retry_timer is not None:
+            self.arm()
+        if is_urgent:
+            self.settling.now()
+        else:
+            self.settling.soon()
+        if not self._is_pulling and core.open <= self._pulls_at:
+            self.pull_more()
+            session = self.session
+            if self._is_pulling and session is not None:
+                self._pull_writes.add(session.connection.stream)
+        if self._is_leaving:
+            self._bell.set()
+
+    def arm(self) -> None:
+        """Wake up when the next failed message is due."""
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+            self._retry_timer = None
+        due_ms = self.core.next_due_ms()
+        if due_ms is not None:
+            self._retry_timer = self._loop.call_at(due_ms / 1000, self._due)
+
+    def _due(self) -> None:
+        # Rounded up: a timer that fires too early would find nothing due and be set again.
+        self._inbox.due(self.core.due(int(self._loop.time() * 1000) + 1))
+        self.arm()
+
+    async def confirmed(self, cell: Cell) -> None:
+        """Returns when the broker has the verdict. Raises LaneLost, NotConnected (it is sent again and again), ClientClosed."""
+        await self.settling.confirmed(cell, self._lost_error())
+
+    def _at_rest(self) -> None:
+        """All verdicts are answered."""
+        self._bell.set()
+        if self.core.is_finished and not self._is_told_finished:
+            self._is_told_finished = True
+            self._finished(self.lane)
+
+    # --- staying attached ----------------------------------------------------------------------------------------------
+
+    ask_again = (LaneHeld, LaneNotOpen, UnknownPartition)
+
+    @property
+    def wants_session(self) -> bool:
+        """True until the lane is given up. A leaving reader wants a session for as long as the broker counts the lane as its own."""
+        return not self._is_closed and not (self._is_leaving and not self._token)
+
+    def start(self) -> None:
+        """Attach, and stay attached. Harmless to repeat."""
+        if self.failure is None:
+            self._sessions.start()
+
+    async def ask(self, connection: Connection) -> wire.LaneAttached:
+        """Send LANE_ATTACH with the current token."""
+        terms, lane = self._terms, self.lane
+        request = wire.LaneAttach(
+            terms.subject,
+            lane.partition,
+            terms.group,
+            terms.name,
+            terms.incarnation,
+            lane.range.first,
+            lane.range.end,
+            lane.version,
+            self._token,
+            terms.lease_ms,
+        )
+        answer = await connection.call(FrameKind.LANE_ATTACH, request.pack(), timeout_s=ANSWER_S)
+        return wire.LaneAttached.unpack(answer.payload)
+
+    def granted(self, answer: wire.LaneAttached) -> None:
+        """The lane was granted: resumed, or granted again."""
+        is_resumed, parked = bool(answer.is_resumed), lane_pull.unpack_keys(answer.parked)
+        if not is_resumed:
+            self._drop(self.core.lost())
+        self.core.attached(answer.position, is_resumed=is_resumed, parked=parked)
+        self._token = answer.token
+        self._is_told_finished = self._is_told_finished and is_resumed
+
+    def attached(self, session: ConsumerSession) -> None:
+        """Send everything that waited for a session."""
+        self.settling.attached(session, self._token)
+        self.pull_more()
+        self._bell.set()
+
+    def heard(self) -> None:
+        """The lease was renewed: the consumer may hand out again."""
+        self._inbox.changed(self)
+
+    def detached(self) -> None:
+        """No pull and no verdict is under way any more."""
+        self._is_pulling = False
+        self.settling.detached()
+        self._bell.set()
+
+    def refused(self, failure: CallerError) -> None:
+        """Report the failure to the application."""
+        self._fail(failure)
+
+    def moved(self) -> None:
+        """Routes changed: if the group has another master now, attach there."""
+        self._sessions.moved()
+
+    def _sent_away(self, failure: QmqError) -> None:
+        if isinstance(failure, LaneLost):
+            self.lost(failure)
+        self._sessions.failed(failure)
+
+    def lost(self, failure: LaneLost) -> None:
+        """The lane is lost: all held messages are void."""
+        log.info("%s lost lane %s: %s", self._terms.name, self.lane, failure)
+        self._token = 0
+        self._is_told_finished = False
+        self._sessions.doubt()
+        self._drop(self.core.lost())
+
+    def _drop(self, cells: list[Cell], *, is_willing: bool = False) -> None:
+        """These cells are void, and nothing else of the lane may be handed out."""
+        self.settling.voided(cells, self._lost_error())
+        self.arm()
+        self._inbox.voided(self, cells, 0 if is_willing else sum(cell.count for cell in cells if cell.is_seen))
+        self._bell.set()
+
+    def _lost_error(self) -> LaneLost:
+        return LaneLost(
+            f"the lane {self.lane.range} of partition {self.partition} of {self.subject!r} no longer belongs to this consumer:"
+            " the message may be delivered again"
+        )
+
+    # --- the end -------------------------------------------------------------------------------------------------------
+
+    def release(self) -> None:
+        """The lane goes to another consumer: hand out no more of its messages. `leave` follows."""
+        self._is_leaving = True
+        self._drop(self.core.release(), is_willing=True)
+
+    async def leave(self, grace_s: float, *, is_last: bool = False) -> None:
+        """After `release`: let handlers finish for `grace_s`, settle, and give the lane up. With `is_last` the consumer closes: waiters for
+        a verdict get ClientClosed, not LaneLost.
+        """
+        await self._until(lambda: not self.core.working, grace_s)
+        self._drop(self.core.release(is_final=True))
+        self.settling.now()
+        await self._until(lambda: self.core.is_told or not self._token, min(self._terms.lease_ms / 2000, ANSWER_S))
+        await self._until(lambda: not self._sessions.is_attaching, min(self._terms.lease_ms / 2000, ANSWER_S))
+        await self._say_goodbye()
+        self._is_closed = True
+        await self._sessions.end()
+        self._sessions.detach()
+        if is_last:
+            self.settling.close()
+        # Finished messages that could not be settled will be delivered again.
+        self._drop(self.core.lost())
+        self.settling.close()
+
+    async def _until(self, condition: Callable[[], bool], within_s: float) -> None:
+        """Wait until the condition holds, or the time is up."""
+        try:
+            async with asyncio.timeout(within_s):
+                while not condition():
+                    self._bell.clear()
+                    await self._bell.wait()
+        except TimeoutError:
+            log.debug("%s: lane %s did not come to rest in %.1f s", self._terms.name, self.lane, within_s)
+
+    async def _say_goodbye(self) -> None:
+        session = self.session
+        if session is None or not session.connection.is_open:
+            return
+        try:
+            await session.connection.call(FrameKind.DETACH, wire.pack_detach(session.number), timeout_s=ANSWER_S)
+        except QmqError as failure:
+            log.debug("%s: %s: the lane's lease will expire", self._terms.name, failure)

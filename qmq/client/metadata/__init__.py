@@ -1,0 +1,1 @@
+"""What a client knows of subjects, placements and routes, and the calls to metaservers."""

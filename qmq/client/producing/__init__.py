@@ -1,0 +1,1 @@
+"""Producers: open batches, the sender of each broker group, receipts, delayed messages."""

@@ -1,0 +1,277 @@
+"""The open batch of a producer: messages that are not sent yet. No I/O.
+
+In the common case, a body and nothing else, a message costs an append and an addition. The columns for keys, tags and headers are created
+with the first message that has one.
+
+Checks of what an application sends, made before anything else, so that the error is raised at the caller.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass
+
+from qmq import limits, model
+from qmq.client.producing.receipts import Ticket
+from qmq.delivery.in_flight_batch import InFlightBatch
+from qmq.errors import InvalidArgument, MessageTooLarge
+from qmq.process.event_loop import LoopRound
+from qmq.wire.batch_columns import Columns
+
+
+def body_bytes(body: object, body_bytes_max: int) -> bytes:
+    """The body as bytes. Raises InvalidArgument, MessageTooLarge."""
+    if isinstance(body, bytearray | memoryview):
+        body = bytes(body)
+    if not isinstance(body, bytes):
+        raise InvalidArgument(f"a body is bytes, not {type(body).__name__}: encode it first")
+    if len(body) > body_bytes_max:
+        raise too_large(len(body), body_bytes_max)
+    return body
+
+
+def too_large(size: int, most: int) -> MessageTooLarge:
+    """The error for a body over the limit."""
+    return MessageTooLarge(f"a body of {size} bytes exceeds the limit of {most}: send a reference to the content instead")
+
+
+def key_bytes(key: object) -> bytes:
+    """The key as bytes; "" and None mean no key. Raises InvalidArgument, MessageTooLarge."""
+    if key is None:
+        return b""
+    if isinstance(key, str):
+        key = utf8("a key", key)
+    if not isinstance(key, bytes):
+        raise InvalidArgument(f"a key is str or bytes, not {type(key).__name__}")
+    if len(key) > limits.KEY_BYTES_MAX:
+        raise MessageTooLarge(f"a key of {len(key)} bytes; the limit is {limits.KEY_BYTES_MAX}")
+    return key
+
+
+def utf8(what: str, text: str) -> bytes:
+    """The text as UTF-8. Raises InvalidArgument."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"{what} holds half of a surrogate pair, which is no character: {text!r}") from None
+
+
+def texts(name: str, values: object) -> tuple[str, ...]:
+    """The values of an argument that takes several texts; None means none. One text instead of a list would be taken for the list of its
+    letters. Raises InvalidArgument.
+    """
+    if values is None:
+        return ()
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        hint = f": write [{values!r}]" if isinstance(values, str) else ""
+        raise InvalidArgument(f"{name} are a list of str, not {type(values).__name__}{hint}")
+    found = tuple(values)
+    for each in found:
+        if not isinstance(each, str):
+            raise InvalidArgument(f"{name} are a list of str, and {each!r} is none")
+        utf8(name, each)
+    return found
+
+
+def tag_tuple(tags: object) -> tuple[str, ...]:
+    """The tags of one message. Raises InvalidArgument."""
+    if tags is None:
+        return ()
+    found = texts("tags", tags)
+    if len(found) > limits.TAGS_MAX:
+        raise InvalidArgument(f"a message has at most {limits.TAGS_MAX} tags, not {len(found)}")
+    for tag in found:
+        if not 0 < len(tag.encode()) <= limits.TAG_BYTES_MAX:
+            raise InvalidArgument(f"a tag is a str of 1 to {limits.TAG_BYTES_MAX} bytes, not of {len(tag.encode())}")
+    return found
+
+
+def header_map(headers: object) -> dict[str, bytes]:
+    """The headers of one message. Raises InvalidArgument, MessageTooLarge."""
+    if headers is None:
+        return {}
+    if not isinstance(headers, Mapping):
+        raise InvalidArgument(f"headers are a mapping of str to bytes or str, not {type(headers).__name__}")
+    found: dict[str, bytes] = {}
+    for name, value in headers.items():
+        if not isinstance(name, str) or not name or not isinstance(value, str | bytes):
+            raise InvalidArgument(f"a header is a str with bytes or str, not {name!r}: {value!r}")
+        if name.startswith(model.PREFIX):
+            raise InvalidArgument(f"the header {name!r}: names that begin with {model.PREFIX!r} are the system's own; choose another")
+        found[name] = utf8("a header", value) if isinstance(value, str) else value
+    size = sum(len(utf8("a header's name", name)) + len(value) for name, value in found.items())
+    if size > limits.HEADER_BYTES_MAX:
+        raise MessageTooLarge(f"headers of {size} bytes; the limit is {limits.HEADER_BYTES_MAX}")
+    return found
+
+
+def check_length(name: str, column: Sized | None, count: int) -> None:
+    """Raises InvalidArgument if a column has not exactly one item for each of `count` messages."""
+    if isinstance(column, str | bytes):
+        raise InvalidArgument(f"{name} are a list with one item for each message, not {type(column).__name__}")
+    if column is not None and len(column) != count:
+        raise InvalidArgument(f"{count} bodies, but {len(column)} {name}: give one for each message")
+
+
+def columns_of(bodies: Sequence[object], tags: Sequence[object] | None, headers: Sequence[object] | None, body_bytes_max: int) -> Columns:
+    """The columns of many messages, without keys. Raises InvalidArgument, MessageTooLarge."""
+    found = list(bodies)
+    check_length("tags", tags, len(found))
+    check_length("headers", headers, len(found))
+    if found and (set(map(type, found)) != {bytes} or max(map(len, found)) > body_bytes_max):  # type: ignore[arg-type]
+        found = [body_bytes(body, body_bytes_max) for body in found]
+    return Columns(
+        found,  # type: ignore[arg-type]
+        None,
+        [tag_tuple(each) for each in tags] if tags else None,
+        [header_map(each) for each in headers] if headers else None,
+    )
+
+
+@dataclass(slots=True, eq=False)
+class Batch(InFlightBatch):
+    """A closed batch."""
+
+    columns: Columns
+    create_time_ms: int
+    ticket: Ticket
+    sequence: int
+    flags: int = 0
+    """See `batch_columns.BatchFlag`."""
+
+    @property
+    def count(self) -> int:
+        return len(self.columns.bodies)
+
+
+class OpenBatch:
+    """The batch that `send` adds to."""
+
+    __slots__ = (
+        "_created",
+        "_now_ns",
+        "_round",
+        "_runs",
+        "bodies",
+        "bytes",
+        "due_times_ms",
+        "flags",
+        "headers",
+        "keys",
+        "message_ids",
+        "tags",
+        "ticket",
+    )
+
+    def __init__(self, now_ns: Callable[[], int] | None = None, loop_round: LoopRound | None = None) -> None:
+        self._now_ns, self._round = now_ns or time.time_ns, loop_round
+        self.bodies: list[bytes] = []
+        self.bytes = 0
+        self.keys: list[bytes] | None = None
+        self.tags: list[tuple[str, ...]] | None = None
+        self.headers: list[Mapping[str, bytes]] | None = None
+        self.due_times_ms: list[int] | None = None
+        """The due times of delayed messages, in milliseconds since 1970."""
+        self.flags = 0
+        self.message_ids: list[bytes] | None = None
+        self.ticket = Ticket(loop_round)
+        self._runs: list[tuple[int, int]] = []
+        self._created: tuple[list[int] | None, int] | None = None
+        """Explicit create times: (milliseconds relative to the first for each message, the first)."""
+
+    def stamp(self) -> None:
+        """Set the create time of the following messages to now. Once per round of the event loop is exact enough."""
+        now_ms = self._now_ns() // 1_000_000
+        if not self._runs or self._runs[-1][1] != now_ms:
+            self._runs.append((len(self.bodies), now_ms))
+
+    def add_columns(self, key: object, tags: object, headers: object) -> None:
+        """Add the columns of the message that was just added. Raises InvalidArgument, MessageTooLarge; then the
+        message is removed again.
+        """
+        try:
+            found_key, found_tags, found_headers = (
+                key_bytes(key),
+                tag_tuple(tags),
+                header_map(headers),
+            )
+        except Exception:
+            self.bytes -= len(self.bodies.pop())
+            raise
+        before = len(self.bodies) - 1
+        if found_key or self.keys is not None:
+            self.keys = self.keys if self.keys is not None else [b""] * before
+            self.keys.append(found_key)
+        if found_tags or self.tags is not None:
+            self.tags = self.tags if self.tags is not None else [()] * before
+            self.tags.append(found_tags)
+        if found_headers or self.headers is not None:
+            self.headers = self.headers if self.headers is not None else [{}] * before
+            self.headers.append(found_headers)
+        self.bytes += len(found_key) + 16 * len(found_tags) + sum(map(len, found_headers.values()))
+
+    def fill(self, columns: Columns, size: int, create_time_ms: int | None = None) -> Ticket:
+        """Fill an empty batch. The create time is now, or `create_time_ms` plus the columns' create deltas."""
+        self.stamp()
+        self.bodies, self.bytes = columns.bodies, size
+        self.keys, self.tags, self.headers = columns.keys, columns.tags, columns.headers
+        self.due_times_ms = columns.due_times_ms  # type: ignore[assignment]  # nothing adds to it any more
+        self.message_ids = columns.message_ids
+        if create_time_ms is not None:
+            self._created = columns.create_deltas, create_time_ms
+        return self.ticket
+
+    def close(self, sequence: int) -> Batch:
+        """Close the batch and number it."""
+        columns, first_ms = self.collect()
+        return Batch(columns, first_ms, self.ticket, sequence, flags=self.flags, size=self.bytes)
+
+    def collect(self) -> tuple[Columns, int]:
+        """(columns, create time of the first message in milliseconds since 1970)."""
+        if not self._runs:
+            self.stamp()
+        columns = Columns(self.bodies, self.keys, self.tags, self.headers, None, self.message_ids, None, self.due_times_ms)
+        if self._created is not None:
+            columns.create_deltas, first_ms = self._created
+            return columns, first_ms
+        if len(self._runs) == 1:
+            return columns, self._runs[0][1]
+        first_ms = min([ms for _, ms in self._runs])
+        columns.create_deltas = self._deltas(first_ms)
+        return columns, first_ms
+
+    def _deltas(self, first_ms: int) -> list[int]:
+        deltas: list[int] = []
+        ends = [begin for begin, _ in self._runs[1:]] + [len(self.bodies)]
+        for (begin, ms), end in zip(self._runs, ends, strict=True):
+            deltas += [ms - first_ms] * (end - begin)
+        return deltas
+
+
+def cut(columns: Columns, begin: int, end: int) -> Columns:
+    """The columns of some of the messages."""
+    return Columns(
+        columns.bodies[begin:end],
+        columns.keys and columns.keys[begin:end],
+        columns.tags and columns.tags[begin:end],
+        columns.headers and columns.headers[begin:end],
+        create_deltas=columns.create_deltas and columns.create_deltas[begin:end],
+        message_ids=columns.message_ids and columns.message_ids[begin:end],
+        logical_partitions=columns.logical_partitions and columns.logical_partitions[begin:end],
+        due_times_ms=columns.due_times_ms and columns.due_times_ms[begin:end],
+    )
+
+
+def size_of(columns: Columns) -> int:
+    """The approximate size of the columns in bytes."""
+    size = sum(map(len, columns.bodies))
+    if columns.due_times_ms:
+        size += 8 * len(columns.due_times_ms)
+    if columns.keys:
+        size += sum(map(len, columns.keys))
+    if columns.tags:
+        size += sum([16 + len(tag) for tags in columns.tags for tag in tags])
+    if columns.headers:
+        size += sum([16 + len(name) + len(value) for headers in columns.headers for name, value in headers.items()])
+    return size

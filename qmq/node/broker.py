@@ -1,0 +1,177 @@
+"""`qmq broker`: one replica of one broker group. The common parts of replicas are in `qmq/node/replica/node.py` and
+`qmq/node/replica/broker.py`.
+
+A broker group of one replica, in a process that has the coordination store in it: `qmq dev` has one or two of these. The group has the
+same keys as a replicated group, and its master is not elected: the folder's lock admits one process only.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from qmq_coordination.broker_groups import EpochClaim, MasterRecord, Mode, Registration, ReplicaRecord, group_key
+from qmq_coordination.coordination_store import CoordinationStore, Put, absent
+from qmq_coordination.view import ClusterView, ViewChange
+
+from qmq.broker.lanes.ordered_writes import Routing
+from qmq.broker.parts import KindParts
+from qmq.broker.replica_time import ReplicaTime
+from qmq.errors import DiskFull
+from qmq.log.checkpoint import close_store
+from qmq.log.store import Store
+from qmq.metrics.figures import FigureSource
+from qmq.node.broker_assembly import AddServices, MakeBroker, StandaloneBroker, ViewRouting
+from qmq.node.metrics import serving
+from qmq.node.metrics.groups import GroupsSource
+from qmq.node.process import MACHINE, Environment
+from qmq.node.replica.broker import ReplicaBroker
+from qmq.node.replica.context import ReplicaConfig, ReplicaContext, open_context
+from qmq.node.replica.node import ReplicaNode
+from qmq.node.stale_routes import StaleRoutes
+from qmq.process.description import DescribeProcess
+from qmq.proto.v1 import control_pb2 as pb
+from qmq.rpc.network import NETWORK, Network
+from qmq.security.access import OpenAccess
+
+if TYPE_CHECKING:
+    from qmq_coordination.coordination_store import CoordinationStore
+
+
+class BrokerKind:
+    """A replica of a broker group: it knows routes, and derives nothing from its log beside the store."""
+
+    settings = None
+
+    def __init__(self, context: ReplicaContext) -> None:
+        self._context = context
+        self.routing = ViewRouting(context.view, context.config.group)
+
+    def projection(self) -> None:
+        return None
+
+    def discard(self) -> None:
+        pass
+
+    def has_all(self, _: Store | None) -> bool:
+        return True
+
+    def broker_parts(self, _: OpenAccess) -> KindParts:
+        return KindParts()
+
+    def own_parts(self, replica: ReplicaBroker) -> BrokerOwnParts:
+        context = self._context
+        group = context.config.group
+        stale = StaleRoutes(replica.broker, context.view, context.coordination, group, context.environment.node_timing.stale_routes_s)
+        return BrokerOwnParts(GroupsSource(replica.broker, group), stale)
+
+
+class BrokerOwnParts:
+    """The parts that only a broker group's replica has: the metrics of its consumer groups, and the check of its seals."""
+
+    services = None
+
+    def __init__(self, source: GroupsSource, stale: StaleRoutes) -> None:
+        self.source = source
+        self._stale = stale
+
+    def start(self) -> None:
+        self._stale.start()
+
+    def role_changed(self) -> None:
+        pass
+
+    def log_starts_over(self) -> None:
+        pass
+
+    def log_started_over(self) -> None:
+        pass
+
+    async def stop(self) -> None:
+        await self._stale.stop()
+
+
+def broker_node(config: ReplicaConfig, coordination: CoordinationStore | None = None, *, environment: Environment = MACHINE) -> ReplicaNode:
+    """Make a replica. The caller starts it. Without `coordination` the replica uses the configured etcd cluster."""
+    context = open_context(config, coordination, environment)
+    return ReplicaNode(context, BrokerKind(context))
+
+
+log = logging.getLogger("qmq.node")
+
+
+class SingleReplica:
+    """Runs a broker that has the same name as its group. Call `start`, then `stop`, also after a failed start."""
+
+    def __init__(
+        self,
+        make_broker: MakeBroker,
+        coordination: CoordinationStore,
+        view: ClusterView,
+        routing: Routing | None = None,
+        network: Network = NETWORK,
+        access: OpenAccess | None = None,
+        process: DescribeProcess = pb.ProcessStatus,
+        *,
+        time: ReplicaTime | None = None,
+        kind: KindParts | None = None,
+    ) -> None:
+        self._running = StandaloneBroker(make_broker, view, routing, time=time, kind=kind, network=network, access=access, process=process)
+        self.broker = self._running.broker
+        self._time = time
+        self._name = self.broker.config.name
+        self._coordination = coordination
+        self._view = view
+        self._registration: Registration | None = None
+        view.on_change(self._changed)
+        self._changed(ViewChange())
+
+    def _changed(self, change: ViewChange) -> None:
+        """Handle a change of the coordination store, which may come before the start."""
+        is_read_only = self._view.group(self._name).mode is Mode.READ_ONLY
+        self.broker.cluster_changed(is_read_only=is_read_only, subjects=change.subjects)
+
+    async def start(self, host: str, data_port: int, control_port: int, *, also: AddServices | None = None, advertise: str = "") -> None:
+        """Listen, and register, with `advertise` as the host if it is given. Raises OSError if a port is taken."""
+        await self._register(*await self._running.listen(host, data_port, control_port, also, advertise=advertise))
+
+    async def _register(self, data_address: str, control_address: str) -> None:
+        name, epoch = self._name, self.broker.store.epoch
+        claim = EpochClaim(epoch, name, "dev")
+        await self._coordination.txn([absent(group_key(name, "epoch"))], [Put(group_key(name, "epoch"), claim.encode())])
+        master = MasterRecord(name, epoch, claim.attempt, data_address, control_address)
+        record = ReplicaRecord(name, name, data_address, control_address)
+        self._registration = Registration(self._coordination, record, also={group_key(name, "master"): master.encode()})
+        await self._registration.start()
+
+    def sources(self) -> list[FigureSource]:
+        """The sources of its metrics, without those of its kind of group."""
+        return serving.sources_of(self.broker, self._name, self._running.data, self._running.status.describe, {}, time=self._time)
+
+    @property
+    def data_port(self) -> int:
+        return self._running.data.port
+
+    async def retire(self) -> None:
+        """Accept no new requests, and unregister."""
+        self.broker.begin_stop()
+        if self._registration is not None:
+            await self._registration.stop()
+
+    async def stop(self) -> None:
+        """Answer the requests under way."""
+        await self._running.stop()
+
+    def close(self) -> None:
+        """Close the store so that the next start replays nothing."""
+        close(self.broker.store)
+
+
+def close(store: Store) -> None:
+    """Close. On a full disk close without a checkpoint, so that the next start replays a little."""
+    try:
+        store.write_actions()
+        close_store(store)
+    except DiskFull as failure:
+        log.warning("closed without a checkpoint: %s", failure)
+        store.close()

@@ -1,0 +1,1 @@
+"""How a request travels over gRPC or HTTP, and who is let in."""

@@ -1,0 +1,286 @@
+"""Serves an ASGI application inside a running event loop: uvicorn behind our own listener, without its signal handlers and logs.
+
+A connection without a whole request is a stranger (`qmq.rpc.strangers`): from its first byte, before TLS, until its request is whole or the
+application has proven who asks (`proven`). So idle connections take half of the places, and bodies of strangers take bounded memory. Bytes
+count where they arrive. An application asks who it is before it reads the body.
+
+A request under way takes a place until the application has answered it, also if its peer has gone. It belongs to the principal that was
+proven, and else to the peer's address. If all places are taken, the owner that holds most makes room for another one with its oldest
+request, which is nearly always one that waits for something (`qmq.rpc.fair_share`). The refused request gets 503.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import uvicorn
+from starlette.responses import PlainTextResponse
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from qmq.errors import InvalidArgument, Outcome, Overloaded, QmqError, QuotaExceeded
+from qmq.limits import MIB
+from qmq.rpc.fair_share import SharedPlaces
+from qmq.rpc.network import ignored
+from qmq.rpc.strangers import PROOFS_PER_S, StrangerBounds, Strangers, network_of
+from qmq.rpc.tls_listener import TlsListener
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+log = logging.getLogger("qmq.security")
+
+STOP_S: Final = 2
+LATE_LOOK_S: Final = 1.0
+WEB_ALPN: Final = "http/1.1"
+_STATE: Final = "qmq.connection"
+"""The connection, in the state of its requests."""
+_OWNED: Final = "qmq.owned"
+"""What says to whom a request belongs, in its state."""
+_FULL: Final = "this server has as many requests under way as it can"
+
+
+class _QuietServer(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves signals to the owner of the loop."""
+        yield
+
+
+class ServedCertificate:
+    """TLS 1.3 with a certificate from files: new connections use the files' newest content."""
+
+    def __init__(self, cert: Path, key: Path) -> None:
+        """Raises InvalidArgument if the files cannot be used."""
+        self._cert, self._key = cert, key
+        self._read = self._seen = self._content()
+        self._version = 1
+        try:
+            self._context = self._loaded()
+        except (OSError, ssl.SSLError) as cause:
+            raise InvalidArgument(f"{cert} and {key} are no certificate with its key: {cause}") from cause
+
+    def _content(self) -> tuple[bytes, bytes] | None:
+        try:
+            return self._cert.read_bytes(), self._key.read_bytes()
+        except OSError:
+            return None
+
+    def _loaded(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.load_cert_chain(self._cert, self._key)
+        return context
+
+    @property
+    def version(self) -> int:
+        """See ServerContexts."""
+        return self._version
+
+    def server_context(self, alpn: str = WEB_ALPN) -> ssl.SSLContext:
+        """See ServerContexts."""
+        self._context.set_alpn_protocols([alpn])
+        return self._context
+
+    def look(self) -> None:
+        """Use the files if they changed. Files that cannot be used, as when only one of them was replaced so far, are logged once."""
+        found = self._content()
+        if found is None or found in (self._read, self._seen):
+            return
+        self._seen = found
+        try:
+            self._context = self._loaded()
+        except (OSError, ssl.SSLError) as cause:
+            log.warning("%s and %s changed and cannot be used, the old certificate stays: %s", self._cert, self._key, cause)
+            return
+        self._read = found
+        self._version += 1
+        log.info("connections use the new certificate in %s", self._cert)
+
+
+class _Connection(H11Protocol):
+    """A connection that is a stranger while it has no whole request, and while nobody has proven who asks."""
+
+    strangers: Strangers
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_request()
+
+    def _expect_request(self) -> None:
+        self.strangers.came(self, self.client[0] if self.client else "", self.transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        cycle = self.cycle
+        if cycle is not None and not cycle.more_body and not cycle.response_complete:
+            self.strangers.left(self)
+        else:
+            self.strangers.received(self, len(data))
+
+    def on_response_complete(self) -> None:
+        if self.cycle is not None and not self.cycle.more_body:
+            self.strangers.left(self)  # what comes next has its own time
+        if not self.transport.is_closing():
+            self._expect_request()
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.strangers.left(self)
+        super().connection_lost(exc)
+
+
+class _Divided:
+    """Divides an application's places among the owners of the requests under way. `refuse` makes the answer that tells an error."""
+
+    def __init__(self, app: ASGIApp, requests_max: int, refuse: Callable[[QmqError], ASGIApp]) -> None:
+        self._app, self._refuse = app, refuse
+        self._places = SharedPlaces(requests_max)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = object()
+        scope["state"][_OWNED] = partial(self._places.pass_on, request)
+        has_begun = False
+
+        async def sent(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        loop = asyncio.get_running_loop()
+        failure = Overloaded(f"{_FULL}: try again later")
+        try:
+            async with asyncio.timeout(None) as limit:
+                address = (scope.get("client") or ("",))[0]
+                if self._places.take(request, network_of(address), lambda: limit.reschedule(loop.time())):
+                    await self._app(scope, receive, sent)
+                    return
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            failure = Overloaded(f"{_FULL}, and yours are the most: this one made room for another", outcome=Outcome.UNKNOWN)
+        finally:
+            self._places.leave(request)
+        if not has_begun:
+            await self._refuse(failure)(scope, receive, send)
+            return
+        scope["state"][_STATE].transport.abort()  # so that nobody takes the part for the whole answer
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+def proven(scope: Scope, principal: str) -> None:
+    """The peer has proven who it is, before its request was read: its body is no stranger's, and its place is the principal's. `principal`
+    is "" if all peers prove the same: then the place stays the address's.
+    """
+    state = scope.get("state", {})
+    if (connection := state.get(_STATE)) is not None:
+        connection.strangers.left(connection)
+    if principal and (pass_on := state.get(_OWNED)) is not None:
+        pass_on(principal)
+
+
+def attempt(scope: Scope) -> None:
+    """Call this before a peer's proof is passed on to another server. Raises QuotaExceeded if the peer's address tries too often."""
+    connection = scope.get("state", {}).get(_STATE)
+    owed_s = 0.0 if connection is None else connection.strangers.owes_s((scope.get("client") or ("",))[0])
+    if owed_s:
+        raise QuotaExceeded(f"more than {PROOFS_PER_S} logins a second come from this address: try again in {owed_s:.1f} s")
+
+
+def plain_refusal(failure: QmqError) -> ASGIApp:
+    """An error as plain text, for servers whose peers are people."""
+    return PlainTextResponse(str(failure), 503, {"retry-after": "1"})
+
+
+class WebServer:
+    """An HTTP server. Call `start`, then `stop`. `start` raises OSError if the port is taken."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        host: str,
+        port: int,
+        *,
+        requests_max: int,
+        refuse: Callable[[QmqError], ASGIApp] = plain_refusal,
+        strangers_bytes_max: int = 64 * MIB,
+        tls_cert: Path | None = None,
+        tls_key: Path | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`port` 0 takes a free one. The certificate's files turn TLS on. Connections without a whole request are half as many as requests
+        under way, and take `strangers_bytes_max` together. `refuse` makes the answer that tells an error.
+        """
+        self._strangers = Strangers(StrangerBounds(max(requests_max // 2, 1), strangers_bytes_max), now_s)
+        self._host, self._port = host.strip("[]"), port
+        self._server = _QuietServer(
+            uvicorn.Config(
+                _Divided(app, requests_max, refuse),
+                http="h11",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_graceful_shutdown=STOP_S,
+            )
+        )
+        self._certificate = None if tls_cert is None or tls_key is None else ServedCertificate(tls_cert, tls_key)
+        self._ending: asyncio.Task[None] | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._listener: TlsListener | None = None
+
+    async def start(self) -> int:
+        """Listen, and serve until `stop`; returns the port."""
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        listening = socket.create_server((self._host, self._port), family=family, backlog=1024)
+        listening.setblocking(False)
+        port: int = listening.getsockname()[1]
+        self._serving = asyncio.create_task(self._server.serve(sockets=[]))
+        while not self._server.started and not self._serving.done():  # noqa: ASYNC110 - it has no other way to report it
+            await asyncio.sleep(0.01)
+        if self._serving.done():
+            listening.close()
+            self._serving.result()
+        certificate = self._certificate
+        self._listener = TlsListener(
+            listening,
+            self._connection,
+            certificate,
+            (lambda: None) if certificate is None else certificate.look,
+            ignored,
+            alpn=WEB_ALPN,
+            strangers=self._strangers,
+        )
+        self._ending = asyncio.create_task(self._end_late())
+        return port
+
+    def _connection(self) -> _Connection:
+        made = _Connection(self._server.config, self._server.server_state, {})
+        made.strangers, made.app_state = self._strangers, {_STATE: made}
+        return made
+
+    async def _end_late(self) -> None:
+        while True:
+            self._strangers.end_late()
+            await asyncio.sleep(LATE_LOOK_S)
+
+    async def stop(self) -> None:
+        """Answer the requests under way, and stop listening. Does nothing before `start`."""
+        if self._ending is not None:
+            self._ending.cancel()
+        if self._listener is not None:
+            self._listener.close()
+        if self._serving is not None:
+            self._server.should_exit = True
+            await self._serving

@@ -1,0 +1,148 @@
+"""The committed log served by brokers (implements `pyspark_qmq.committed_log.CommittedLog`).
+
+Rules:
+* A queue's end is the position up to which its master shows messages to applications: the answer to a FETCH for no messages.
+* The queues of an ordered subject come from the route history. The history is read after the ends, and once more for partitions that were
+  new, so if a target has messages, its sources appear closed. A metaserver that is behind may name a target later, but never shows a
+  source as open too long, because the broker itself reports the closing.
+* If a broker group does not answer within the retry time, the result is NotConnected, because the ends of its queues are unknown.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from math import ceil
+
+from pyspark_qmq.servers.connection import TIMING, BlockingConnection, ConnectionTiming
+from pyspark_qmq.servers.metaservers import Metadata
+from pyspark_qmq.servers.reading import MasterConnections, ServerPieceReader, numbers_of
+from pyspark_qmq.source_model import QueueKey, QueuePiece, ReadSelection, Routes, SourceBatch, SourceQueue, Topology
+from qmq.errors import QmqError, UnknownSubject
+from qmq.wire import frame_payloads as wire
+from qmq.wire.frame import FrameKind
+
+
+class ServerLog:
+    """The committed messages of a cluster. Not thread-safe."""
+
+    def __init__(self, metadata: Metadata, timing: ConnectionTiming = TIMING) -> None:
+        self._metadata = metadata
+        self._masters = MasterConnections(metadata, timing=timing)
+        self._is_ordered: dict[str, bool] = {}
+        """Cached per subject, because it never changes."""
+        self._known: dict[str, Routes] = {}
+        self._queues: dict[QueueKey, SourceQueue] = {}
+
+    # --- subjects and topology -------------------------------------------------------------------------------------------------
+
+    def subjects(self) -> list[str]:
+        """The names of all subjects, sorted. Raises NotConnected."""
+        return sorted(each.settings.name for each in self._metadata.list_subjects())
+
+    def topology(self, subjects: list[str]) -> Topology:
+        """The current queues and routes of these subjects. Raises UnknownSubject, NotConnected."""
+        queues: dict[QueueKey, SourceQueue] = {}
+        routes: dict[str, Routes] = {}
+        for subject in dict.fromkeys(subjects):
+            if self._has_order(subject):
+                routes[subject], found = self._ordered(subject)
+                queues.update(found)
+            else:
+                hosts = self._masters.locate(subject).hosts
+                queues.update(_queues(self._numbers([QueueKey(subject, 0, host) for host in hosts])))
+        self._queues.update(queues)
+        return Topology(queues, routes)
+
+    def _has_order(self, subject: str) -> bool:
+        """Whether the subject is ordered. Raises UnknownSubject with similar names."""
+        if subject not in self._is_ordered:
+            try:
+                found = self._masters.locate(subject)
+            except UnknownSubject as failure:
+                raise self._unknown(subject) from failure
+            self._is_ordered[subject] = found.placement.ordering is not None
+        return self._is_ordered[subject]
+
+    def _unknown(self, subject: str) -> UnknownSubject:
+        names: list[str] = []
+        with suppress(QmqError):
+            names = self.subjects()
+        near = difflib.get_close_matches(subject, names, 3)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"subjects: {', '.join(names[:20]) or 'none'}"
+        return UnknownSubject(f"there is no subject {subject!r}: {hint}")
+
+    def _ordered(self, subject: str) -> tuple[Routes, dict[QueueKey, SourceQueue]]:
+        before = self._known.get(subject) or self._metadata.routes(subject)
+        found = self._numbers(_keys(subject, before))
+        routes = self._known[subject] = self._metadata.routes(subject)
+        found |= self._numbers(set(_keys(subject, routes)) - set(found))
+        sealed = dict(routes.sealed_at)
+        sealed |= {key.partition: numbers.end_sequence for key, numbers in found.items() if numbers.is_sealed}
+        return replace(routes, sealed_at=sealed), _queues(found, sealed)
+
+    # --- numbers -------------------------------------------------------------------------------------------------------
+
+    def _numbers(self, keys: Iterable[QueueKey]) -> dict[QueueKey, wire.Fetched]:
+        """The numbers of each queue. Raises NotConnected."""
+        by_group: dict[str, list[QueueKey]] = {}
+        for key in keys:
+            by_group.setdefault(key.broker_group, []).append(key)
+        found: dict[QueueKey, wire.Fetched] = {}
+        for group, several in by_group.items():
+            answers = self._masters.ask(several[0].subject, group, lambda channel, asked=several: _ask_numbers(channel, asked))  # type: ignore[misc]
+            found.update(zip(several, answers, strict=True))
+        return found
+
+    def find_time(self, queue: QueueKey, time_ms: int) -> int:
+        """The first sequence appended at or after a time; the queue's end if there is none. Raises UnknownSubject, NotConnected."""
+        request = numbers_of(queue, max(time_ms, 1)).pack()
+        payload = self._masters.call(queue.subject, queue.broker_group, FrameKind.FETCH, request)
+        return wire.unpack_fetched(payload)[0].next_sequence
+
+    # --- reading -------------------------------------------------------------------------------------------------------
+
+    def pieces(self, queue: QueueKey, first: int, end: int, bytes_max: int) -> list[QueuePiece]:
+        """Split `first` to `end` - 1 into pieces of about `bytes_max` stored bytes, assuming messages of equal size. Raises
+        NotConnected."""
+        if first >= end:
+            return []
+        found = self._queues.get(queue)
+        if found is None:
+            found = self._queues[queue] = _queues(self._numbers([queue]))[queue]
+        per_message = found.stored_bytes / max(found.end - found.start, 1)
+        count = min(max(ceil(per_message * (end - first) / max(bytes_max, 1)), 1), end - first)
+        marks = [first + (end - first) * each // count for each in range(count + 1)]
+        return [QueuePiece(queue, marks[each], marks[each + 1]) for each in range(count)]
+
+    def read(self, piece: QueuePiece, selection: ReadSelection, *, skips_lost: bool) -> Iterator[SourceBatch]:
+        """Yields the piece's batches in ascending order. Raises MessagesExpired, NotConnected, LogDamaged."""
+        return ServerPieceReader(self._masters, piece, selection, skips_lost=skips_lost).read()
+
+    def close(self) -> None:
+        self._masters.close()
+        self._metadata.close()
+
+
+def _keys(subject: str, routes: Routes) -> list[QueueKey]:
+    return [QueueKey(subject, each.number, each.broker_group) for each in routes.partitions.values()]
+
+
+def _queues(found: Mapping[QueueKey, wire.Fetched], sealed: Mapping[int, int] | None = None) -> dict[QueueKey, SourceQueue]:
+    """The queues for the topology. A sealed queue ends at its command message, even if an earlier answer named another end."""
+    queues: dict[QueueKey, SourceQueue] = {}
+    for key, numbers in found.items():
+        end, is_sealed = numbers.end_sequence, numbers.is_sealed
+        if sealed is not None and key.partition in sealed:
+            end, is_sealed = sealed[key.partition], True
+        queues[key] = SourceQueue(key, min(numbers.start_sequence, end), end, numbers.stored_bytes, numbers.last_append_ms, is_sealed)
+    return queues
+
+
+def _ask_numbers(channel: BlockingConnection, keys: list[QueueKey]) -> list[wire.Fetched]:
+    """Send all requests without waiting for answers, which arrive in the same order."""
+    for key in keys:
+        channel.send(FrameKind.FETCH, numbers_of(key).pack())
+    return [wire.unpack_fetched(channel.receive().payload)[0] for _ in keys]
