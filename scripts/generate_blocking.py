@@ -169,8 +169,8 @@ class MadeModule:
 
 
 MODULES: Final = (
-    MadeModule(ROOT / "qmq" / "qmq/blocking/__init__.py", CLIENT, HEAD, IMPORTS, TAIL),
-    MadeModule(ROOT / "qmq" / "qmq/blocking/admin.py", PARTS, PARTS_HEAD, PARTS_IMPORTS),
+    MadeModule(ROOT / "qmq" / "blocking" / "__init__.py", CLIENT, HEAD, IMPORTS, TAIL),
+    MadeModule(ROOT / "qmq" / "blocking" / "admin.py", PARTS, PARTS_HEAD, PARTS_IMPORTS),
 )
 
 
@@ -295,9 +295,10 @@ def generated(module: MadeModule) -> str:
     classes = [made(source, Module(source.path), imports) for source in module.sources]
     head = f"{module.head}\n{MADE}\nfrom __future__ import annotations\n{module.imports}\n{imports.text()}\n"
     text = head + "\n\n".join(classes) + module.tail
+    as_named = module.path.with_name("made.py")  # in an `__init__.py` ruff leaves unused imports
     for command in (["check", "--select=I,F401,F811,TC", "--fix", "--quiet"], ["format", "--quiet"]):
         done = subprocess.run(
-            [Path(sys.executable).with_name("ruff"), *command, "--stdin-filename", module.path, "-"],
+            [Path(sys.executable).with_name("ruff"), *command, "--stdin-filename", as_named, "-"],
             input=text,
             capture_output=True,
             text=True,

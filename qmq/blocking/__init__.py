@@ -8,6 +8,7 @@
 An event loop runs in its own thread; any thread may call.
 """
 
+# Made by scripts/generate_blocking.py: change the asyncio client, and run that again.
 from __future__ import annotations
 
 import asyncio
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from qmq.client.browsing import BrowsedMessage, BrowseProgress
     from qmq.client.producing.receipts import Receipt, Receipts
     from qmq.metrics.exposition import Collector
-
-# Made by scripts/generate_blocking.py: change the asyncio client, and run that again.
 
 
 class BlockingClient(BlockingClientBase):

@@ -1,5 +1,6 @@
 """The parts of the blocking client: delayed messages that wait, administration, and access rules."""
 
+# Made by scripts/generate_blocking.py: change the asyncio client, and run that again.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from qmq.model import DelayedId, SubjectConfig, SubjectFlush
     from qmq.proto.v1 import access_pb2, control_pb2, delay_pb2, meta_pb2
     from qmq.schemas.declared_schema import Compatibility, DeclaredSchema, SchemaFormat
-
-# Made by scripts/generate_blocking.py: change the asyncio client, and run that again.
 
 
 class BlockingDelayed(BlockingPart):
