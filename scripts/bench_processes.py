@@ -20,7 +20,7 @@ from bench_limit import limited
 try:
     from qmq.process.event_loop import calm_collector, keep_freed_memory
 except ImportError:  # an older checkout, measured beside this one
-    from qmq.node.process_tuning import calm_collector, keep_freed_memory  # type: ignore[import-not-found, no-redef]
+    from qmq.process_tuning import calm_collector, keep_freed_memory  # type: ignore[import-not-found, no-redef]
 
 
 class Node:
