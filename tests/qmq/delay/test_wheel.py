@@ -9,7 +9,6 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from qmq.delay import wheel as runs_module
 from qmq.delay import wheel as wheel_module
 from qmq.delay.interfaces import Places
 from qmq.delay.wheel import Wheel, runs_of
@@ -133,8 +132,7 @@ class Ticking(RuleBasedStateMachine):
         self.patches = [
             patch.object(wheel_module, "BASKET", 5),
             patch.object(wheel_module, "RUN_MESSAGES_MAX", 16),
-            patch.object(runs_module, "RUN_MESSAGES_MAX", 16),
-            patch.object(runs_module, "_TRIM_MIN", 2),
+            patch.object(wheel_module, "_TRIM_MIN", 2),
         ]
         for each in self.patches:
             each.start()
