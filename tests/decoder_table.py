@@ -74,7 +74,7 @@ OTHERS: Final[dict[str, str]] = {
     "qmq.schemas.body_decoder._fingerprint": OWN,
     "qmq.security.quotas.RateMeter.__init__": NUMBER_ALREADY,
     "qmq.sql.debezium_outbox.time_ordered_id": OWN,
-    "qmq.sql.dedup_tables.is_there": NUMBER_ALREADY,
+    "qmq.sql.dedup_records.is_there": NUMBER_ALREADY,
     "qmq.sql.connection.number": NUMBER_ALREADY,
 }
 """Functions that convert what nobody else writes, or that another test feeds: the reason."""

@@ -32,8 +32,9 @@ from typing import Any, Final
 
 from qmq.client.listening.idempotent import Named
 from qmq.errors import InvalidArgument
-from qmq.sql import dedup_tables
-from qmq.sql.dedup_tables import KEY_BYTES_MAX, TABLE, DedupStatements, Record, check_table, statements_for
+from qmq.sql import dedup_records
+from qmq.sql.dedup_records import DedupStatements, statements_for
+from qmq.sql.dedup_tables import KEY_BYTES_MAX, TABLE, Record, check_table
 from qmq.sql.dedup_transactions import AsyncTransaction, Transaction, openers
 
 log = logging.getLogger("qmq.sql")
@@ -111,17 +112,17 @@ class SqlDedup:
         assert self._opener is not None
         record = self._record(message, group)
         with ExitStack() as stack:
-            with dedup_tables.on_the_way_in(self.table):
+            with dedup_records.on_the_way_in(self.table):
                 transaction = stack.enter_context(self._opener())
                 statements = self._statements or self._prove(transaction)
-                is_new = transaction.run(lambda executor: dedup_tables.claim(executor, statements, record))
+                is_new = transaction.run(lambda executor: dedup_records.claim(executor, statements, record))
                 if not is_new:
                     transaction.commit()
             if is_new:
                 transaction.guard(True)
                 yield Once(True, transaction.handed)
                 transaction.guard(False)
-                transaction.run(lambda executor: dedup_tables.check(executor, statements, record))
+                transaction.run(lambda executor: dedup_records.check(executor, statements, record))
                 transaction.commit()
             if self._is_time_to_expire():
                 self._expire(transaction, statements, record.stored_ms)
@@ -135,17 +136,17 @@ class SqlDedup:
         assert self._async_opener is not None
         record = self._record(message, group)
         async with AsyncExitStack() as stack:
-            with dedup_tables.on_the_way_in(self.table):
+            with dedup_records.on_the_way_in(self.table):
                 transaction = await stack.enter_async_context(self._async_opener())
                 statements = self._statements or await self._prove_async(transaction)
-                is_new = await transaction.run(lambda executor: dedup_tables.claim(executor, statements, record))
+                is_new = await transaction.run(lambda executor: dedup_records.claim(executor, statements, record))
                 if not is_new:
                     await transaction.commit()
             if is_new:
                 transaction.guard(True)
                 yield Once(True, transaction.handed)
                 transaction.guard(False)
-                await transaction.run(lambda executor: dedup_tables.check(executor, statements, record))
+                await transaction.run(lambda executor: dedup_records.check(executor, statements, record))
                 await transaction.commit()
             if self._is_time_to_expire():
                 await self._expire_async(transaction, statements, record.stored_ms)
@@ -163,11 +164,11 @@ class SqlDedup:
         without transactions (MyISAM).
         """
         statements, trial = statements_for(transaction.dialect, self.table), _trial()
-        transaction.run(lambda executor: dedup_tables.claim(executor, statements, trial))
-        if not transaction.run(lambda executor: dedup_tables.is_there(executor, statements, trial)):
+        transaction.run(lambda executor: dedup_records.claim(executor, statements, trial))
+        if not transaction.run(lambda executor: dedup_records.is_there(executor, statements, trial)):
             raise _too_narrow(self.table)
         transaction.rollback()
-        if transaction.run(lambda executor: dedup_tables.is_there(executor, statements, trial)):
+        if transaction.run(lambda executor: dedup_records.is_there(executor, statements, trial)):
             raise _no_transactions(self.table)
         transaction.rollback()
         self._statements = statements
@@ -175,11 +176,11 @@ class SqlDedup:
 
     async def _prove_async(self, transaction: AsyncTransaction) -> DedupStatements:
         statements, trial = statements_for(transaction.dialect, self.table), _trial()
-        await transaction.run(lambda executor: dedup_tables.claim(executor, statements, trial))
-        if not await transaction.run(lambda executor: dedup_tables.is_there(executor, statements, trial)):
+        await transaction.run(lambda executor: dedup_records.claim(executor, statements, trial))
+        if not await transaction.run(lambda executor: dedup_records.is_there(executor, statements, trial)):
             raise _too_narrow(self.table)
         await transaction.rollback()
-        if await transaction.run(lambda executor: dedup_tables.is_there(executor, statements, trial)):
+        if await transaction.run(lambda executor: dedup_records.is_there(executor, statements, trial)):
             raise _no_transactions(self.table)
         await transaction.rollback()
         self._statements = statements
@@ -193,14 +194,14 @@ class SqlDedup:
     def _expire(self, transaction: Transaction, statements: DedupStatements, stored_ms: int) -> None:
         """Delete old records; failures do not affect the message."""
         try:
-            transaction.run(lambda executor: dedup_tables.expire(executor, statements, self._keep_ms, stored_ms))
+            transaction.run(lambda executor: dedup_records.expire(executor, statements, self._keep_ms, stored_ms))
             transaction.commit()
         except Exception as failure:
             _log_expiry(self.table, failure)
 
     async def _expire_async(self, transaction: AsyncTransaction, statements: DedupStatements, stored_ms: int) -> None:
         try:
-            await transaction.run(lambda executor: dedup_tables.expire(executor, statements, self._keep_ms, stored_ms))
+            await transaction.run(lambda executor: dedup_records.expire(executor, statements, self._keep_ms, stored_ms))
             await transaction.commit()
         except Exception as failure:
             _log_expiry(self.table, failure)
@@ -214,7 +215,7 @@ def create_tables(database: Any, table: str = TABLE, *, dialect: str | None = No
     if opener is None:
         raise InvalidArgument("this database is async: `await create_tables_async(...)`")
     with opener() as transaction:
-        transaction.run(lambda executor: dedup_tables.create(executor, transaction.dialect, table))
+        transaction.run(lambda executor: dedup_records.create(executor, transaction.dialect, table))
         transaction.commit()
 
 
@@ -224,7 +225,7 @@ async def create_tables_async(database: Any, table: str = TABLE) -> None:
     if opener is None:
         raise InvalidArgument("this database is sync: `create_tables(...)`")
     async with opener() as transaction:
-        await transaction.run(lambda executor: dedup_tables.create(executor, transaction.dialect, table))
+        await transaction.run(lambda executor: dedup_records.create(executor, transaction.dialect, table))
         await transaction.commit()
 
 

@@ -4,7 +4,7 @@ It reads one JSON object a line from its standard input (see `Life`), and prints
 lines that it ran if it did not die. All modules are imported once; each life is a fork.
 
 The lines are those that run for a message from the listener's `MessageHandling.handle` to the verdict, in their order: lines of the
-listener, of the test's handlers, and of the database modules. (Not those of `qmq/sql/dedup_tables.py` and `qmq/sql/connection.py`, which
+listener, of the test's handlers, and of the database modules. (Not those of `dedup_tables.py` and `dialects.py`, which
 only make text.) One more place to die comes after them, before the acknowledgement has left.
 """
 
@@ -37,14 +37,13 @@ import qmq
 from qmq.client.consuming.message import Message
 from qmq.client.listening import message_handling
 from qmq.client.listening.message_handling import MessageHandling
-from qmq.sql import SqlDedup, connection, dedup, dedup_tables, dedup_transactions
-from qmq.sql import dedup_transactions as dedup_driver
+from qmq.sql import SqlDedup, connection, dedup, dedup_records, dedup_transactions
 
 SUBJECT = "orders"
 LEASE = timedelta(seconds=1)
 DIED = 99
 BEHIND = "behind the way"
-_DATABASE = (dedup, dedup_transactions, dedup_driver, dedup_tables, connection)
+_DATABASE = (dedup, dedup_transactions, dedup_records, connection)
 _FILES = {str(Path(each.__file__ or "")) for each in (message_handling, *_DATABASE, dedup_handlers)}
 
 

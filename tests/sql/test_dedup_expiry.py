@@ -15,10 +15,10 @@ from sqlalchemy import Update, text
 from sqlalchemy.sql.elements import ClauseElement
 
 from qmq.model import MessageId
-from qmq.sql import dedup_tables
+from qmq.sql import dedup_records
 from qmq.sql.connection import Executor
 from qmq.sql.dedup import EXPIRE_EVERY
-from qmq.sql.dedup_tables import EXPIRE_BATCH, statements_for
+from qmq.sql.dedup_records import EXPIRE_BATCH, statements_for
 from qmq.sql.dedup_transactions import openers
 
 KEEP = timedelta(days=7)
@@ -108,7 +108,7 @@ async def test_a_record_that_is_touched_while_it_is_about_to_go_stays(database: 
                         redelivery.join(30)
                         return found
 
-                return dedup_tables.expire(Slow(), statements, 7 * _DAY_MS, message(1).append_time_ms)  # type: ignore[arg-type]
+                return dedup_records.expire(Slow(), statements, 7 * _DAY_MS, message(1).append_time_ms)  # type: ignore[arg-type]
 
             assert transaction.run(read_and_delete) == 2
             transaction.commit()
@@ -131,7 +131,7 @@ async def test_a_record_that_goes_between_being_seen_and_being_touched_is_writte
                         return executor.execute(statement, parameters)
 
                 record = way.dedup._record(message(1), "g")
-                return dedup_tables.claim(Slow(), statements_for(database.dialect, "qmq_dedup"), record)  # type: ignore[arg-type]
+                return dedup_records.claim(Slow(), statements_for(database.dialect, "qmq_dedup"), record)  # type: ignore[arg-type]
 
             assert not transaction.run(claim)
             transaction.commit()
@@ -167,7 +167,7 @@ async def test_a_message_is_done_even_if_old_records_cannot_be_deleted(
     def fail(*_: object) -> int:
         raise OSError("the database is tired")
 
-    monkeypatch.setattr(dedup_tables, "expire", fail)
+    monkeypatch.setattr(dedup_records, "expire", fail)
     async with ways(database) as found:
         with caplog.at_level(logging.WARNING, "qmq.sql"):
             for number, way in enumerate(found):

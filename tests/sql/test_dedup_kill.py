@@ -144,14 +144,12 @@ async def _all_acknowledged(mq: qmq.Client, groups: Sequence[str]) -> None:
             await asyncio.sleep(0.05)
 
 
-_EVERY = re.compile("(?!qmq/sql/dedup_transactions.py:(__init__|_connection_of)|qmq/sql/connection.py:(__init__|finish|settle))")
+_EVERY = re.compile("(?!dedup_transactions.py:(__init__|_connection_of)|connection.py:(__init__|finish|settle))")
 """Every line except those that only look something up."""
-_ON_THE_WHOLE = re.compile(f"dedup.py|qmq/sql/dedup_tables.py|dedup_handlers.py|qmq/client/intercepted.py|{BEHIND}")
+_ON_THE_WHOLE = re.compile(f"dedup.py|dedup_records.py|dedup_handlers.py|message_handling.py|{BEHIND}")
 """Every line except those that only call SQLAlchemy or a driver."""
-_AGAIN = re.compile(f"dedup.py:once|qmq/sql/dedup_tables.py|{BEHIND}")
-_AROUND = re.compile(
-    f"dedup.py:once|dedup_(alchemy|driver).py:commit|dedup_handlers.py|qmq/client/intercepted.py:(conclude|settle)|{BEHIND}"
-)
+_AGAIN = re.compile(f"dedup.py:once|dedup_records.py|{BEHIND}")
+_AROUND = re.compile(f"dedup.py:once|dedup_transactions.py:commit|dedup_handlers.py|message_handling.py:(conclude|settle)|{BEHIND}")
 
 
 @pytest.mark.long

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from qmq.cli.app import app
 from qmq.errors import InvalidArgument
 from qmq.sql.connection import prepared
-from qmq.sql.dedup_tables import Record, migration, statements_for
+from qmq.sql.dedup_records import statements_for
+from qmq.sql.dedup_tables import Record, migration
 from qmq.sql.dialects import DIALECTS, PARAMSTYLES
 
 _DOCS = Path(__file__).parents[2] / "docs" / "DEDUP.md"
