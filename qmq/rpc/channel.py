@@ -72,7 +72,7 @@ from qmq.text import whole_number
 from qmq.wire.batch import BatchView, Envelope
 from qmq.wire.batch_columns import BatchFlag, Layout, RegionHeader, bytes_column, parse_header
 
-log = logging.getLogger("qmq.rpc.channel")
+log = logging.getLogger("qmq.rpc")
 
 CODE: Final = "qmq-code"
 OUTCOME: Final = "qmq-outcome"
