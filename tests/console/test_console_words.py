@@ -31,7 +31,7 @@ def test_each_key_is_in_both_languages_with_the_same_values() -> None:
 
 
 def test_pages_use_keys_that_are_there_and_all_of_them() -> None:
-    sources = "".join(path.read_text() for path in (*FOLDER.glob("templates/*.html"), *FOLDER.glob("*.py")))
+    sources = "".join(path.read_text() for path in (*FOLDER.glob("templates/*.html"), *FOLDER.rglob("*.py")))
     used = {key for key in USED.findall(sources) if not key.endswith(".")}
     known = set(catalog("en"))
     assert used <= known, sorted(used - known)
