@@ -28,8 +28,7 @@ from qmq import errors
 from qmq.backup import cluster_items, manifest, prune
 from qmq.cli import arguments, browse, consume, delay, dlq, group, produce
 from qmq.cli.mirroring import mirror_subject
-from qmq.cli.transfer import records
-from qmq.cli.transfer import records as parquet_rows
+from qmq.cli.transfer import parquet_rows, records
 from qmq.cli.transfer.loading import LoadJournal
 from qmq.cli.transfer.records import record_of
 from qmq.log.segment_index import with_checksum

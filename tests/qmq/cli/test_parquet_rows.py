@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from qmq.cli.transfer.records import parquet_records, row_count
+from qmq.cli.transfer.parquet_rows import parquet_records, row_count
 from qmq.errors import InvalidArgument
 
 BODIES: Final = pa.array([b"one", b"two"])
