@@ -27,8 +27,8 @@ OTHERS: Final[dict[str, str]] = {
     **{
         f"pyspark_qmq.jobs.{each}": NUMBER_ALREADY
         for each in (
-            *("archive_report._plots", "consumed.utc", "dead_letters.report", "delay_judging.binned", "duplicates._plots"),
-            *("order_report._plots", "plots._bars", "plots._write_numbers_out"),
+            *("archive._plots", "consumed.utc", "dead_letters.report", "delay_accuracy.binned", "duplicates._plots"),
+            *("order_audit._plots", "plots._bars", "plots._write_numbers_out"),
         )
     },
     "pyspark_qmq.jobs.order_audit.producer": "a column that this job wrote as hexadecimal digits",

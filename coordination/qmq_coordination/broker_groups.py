@@ -5,7 +5,7 @@
     /qmq/groups/GROUP/master             Master, JSON, under the master's lease: its address, for clients
     /qmq/groups/GROUP/mode               "read-write", or "read-only" while an operator drains the group
     /qmq/groups/GROUP/delay              DelaySettings, JSON: a delay group (docs/DELAY.md). Put when it is founded, never changed
-    /qmq/groups/GROUP/secret             the secret that its replicas prove to each other (qmq_replication/peer_proof.py); put once
+    /qmq/groups/GROUP/secret             the secret that its replicas prove to each other (qmq_replication/links.py); put once
     /qmq/replicas/GROUP/REPLICA          ReplicaRecord, JSON: its addresses; stays when the replica stops
     /qmq/presence/GROUP/REPLICA          the same under a lease, while the replica's process is alive
 

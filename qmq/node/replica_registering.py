@@ -1,4 +1,4 @@
-"""Registers a replica in the coordination store, and detects there an older copy of its folder (qmq_replication/replica_identity.py).
+"""Registers a replica in the coordination store, and detects there an older copy of its folder (qmq_replication/identity.py).
 
     1. read the replica's record        an older copy of the folder: the replica is in doubt, and promises the store's highest epoch
     2. save the next generation

@@ -5,7 +5,7 @@ another server, which may answer as if it were meant. So:
 
     control call, call to a metaserver    the metadata `qmq-server`          another server answers WrongServer (E315)
     data connection                       the field `server` of HELLO        another server answers WrongServer (E315)
-    replication link                      the field `to` of PeerHello        another replica refuses (qmq_replication/inbound_links.py)
+    replication link                      the field `to` of PeerHello        another replica refuses (qmq_replication/links.py)
 
 The caller then resolves the address again, and looks for the server's latest address. An empty part of a name matches anything. Callers of
 release 0.2.0 send no name, and their calls are accepted; servers of that release ignore a name.

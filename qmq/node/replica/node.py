@@ -1,7 +1,7 @@
 """One replica of a group: starts and stops it. `qmq/node/broker.py` and `qmq/node/delay.py` make it; qmq_replication decides about
 replication.
 
-    DATA/replica.json       the replica's promises and identity (qmq_replication/replica_identity.py)
+    DATA/replica.json       the replica's promises and identity (qmq_replication/identity.py)
     DATA/broker/            its store (qmq/log/store.py), the same bytes as on every other replica
 
 A start reads the identity, asks the coordination store for the group's members (or creates the group), opens the store (and repairs damage

@@ -1,4 +1,4 @@
-"""Runs the tasks of a round, which read messages and write files: in this process, or in Spark's executors (jobs/archive_tasks.py).
+"""Runs the tasks of a round, which read messages and write files: in this process, or in Spark's executors (jobs/archive.py).
 
 No snapshot names the files until the writer commits them, so a task may be repeated, and its process may die.
 """
