@@ -7,7 +7,7 @@
 | createSubject | true: create missing subjects as unordered ones; default false |
 | qmq.txnId | the writer's name instead of the query's id: a write that a new query or job repeats under this name stores no row twice |
 | qmq.retryMs | how long a broker group may be unreachable during a write (60000) |
-| qmq.wire.batch_columns | none (default), zstd, lz4: compression of bodies; delayed messages are never compressed |
+| qmq.compression | none (default), zstd, lz4: compression of bodies; delayed messages are never compressed |
 | qmq.batchMessages | the most rows in one batch (8192) |
 
 Names are case-insensitive. An unknown name is refused with the nearest known one.
@@ -56,7 +56,7 @@ NAMES: Final = (
     "createSubject",
     "qmq.txnId",
     "qmq.retryMs",
-    "qmq.wire.batch_columns",
+    "qmq.compression",
     "qmq.batchMessages",
 )
 SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname", "outputmode", "path"})
@@ -118,10 +118,10 @@ def _txn_id(given: OptionValues) -> str:
 
 
 def _compression(given: OptionValues) -> Compression:
-    text = given.text("qmq.wire.batch_columns", "none").lower()
+    text = given.text("qmq.compression", "none").lower()
     known = {each.name.lower(): each for each in Compression}
     if text not in known:
-        raise InvalidArgument(f"option qmq.wire.batch_columns must be one of {', '.join(known)}, not {text!r}")
+        raise InvalidArgument(f"option qmq.compression must be one of {', '.join(known)}, not {text!r}")
     return known[text]
 
 
