@@ -193,10 +193,6 @@ def main() -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 PARTS: Final = ("bin", "conf", "data", "jars", "licenses", "sbin")
 """The parts of PySpark that form a SPARK_HOME, without `python`."""
 
@@ -317,3 +313,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+if __name__ == "__main__":
+    sys.exit(main())
