@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pyspark_qmq.source import register
+from pyspark_qmq.registration import register
 
 if TYPE_CHECKING:
     from pyspark_qmq.source import QmqDataSource as DefaultSource

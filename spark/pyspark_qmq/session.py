@@ -7,7 +7,7 @@ In addition to what PySpark does, `session`:
 * starts them without compiling PySpark each time, if the master is local (session.py);
 * listens on the loopback address only, if the master is local;
 * uses UTC, so that a day in a table or a folder's name is the same everywhere;
-* registers the data source (source.py).
+* registers the data source (registration.py).
 
 `conf` and the environment take precedence. In a program started by spark-submit, the JVM already runs, so only settings of a running JVM
 are applied.
@@ -51,7 +51,7 @@ from typing import Final
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from pyspark_qmq.source import register
+from pyspark_qmq.registration import register
 from qmq.errors import InvalidArgument, QmqError
 
 JAVA_MIN: Final = 17

@@ -2,12 +2,6 @@
 
 A loaded DataFrame is a snapshot: its offsets are fixed when its first action is planned, and every action reads the same rows. The
 data source must not define `pushFilters`: in PySpark 4.3, filters leak from one scan into another (docs/SPARK.md). Options narrow a read.
-
-Registers the name `qmq` with Spark.
-
-Once per session, in another process, Spark searches the Python path for packages named `pyspark_*` with a `DefaultSource`. It uses
-`python3` from PATH unless PYSPARK_PYTHON names another interpreter, and if one of the packages cannot be imported, it ignores all of them
-with a warning in the log. So discovery is convenient, but only `register` is reliable.
 """
 
 from __future__ import annotations
@@ -27,7 +21,6 @@ from qmq.errors import InvalidArgument
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import SparkSession
 
     from pyspark_qmq.stream import LogStreamReader
 
@@ -121,12 +114,3 @@ class DatasetReader(DataSourceReader):
             from pyspark_qmq import datasets
 
             yield from datasets.read(self._log, partition.part, self._columns)
-
-
-def register(spark: SparkSession) -> None:
-    """Register `spark.read.format("qmq")` and its relatives in a session. Calling it again has no effect.
-
-    Raises ImportError if the extra `spark` is not installed: pip install 'qmq[spark]'.
-    """
-
-    spark.dataSource.register(QmqDataSource)

@@ -28,7 +28,7 @@ from pyspark_qmq import datasets
 from pyspark_qmq.jobs import report
 from pyspark_qmq.jobs.report import Report
 from pyspark_qmq.options import LOGS, log_of
-from pyspark_qmq.source import register
+from pyspark_qmq.registration import register
 from pyspark_qmq.source_schema import COLUMNS, MORE_COLUMNS
 from qmq.errors import InvalidArgument, QmqError
 
