@@ -1,24 +1,20 @@
 """The RocketMQ gateway: clients of Apache RocketMQ 5 (gRPC, `apache.rocketmq.v2`) send to and receive from QMQ. See docs/ROCKETMQ.md.
 
-rocketmq_names       topics and groups, as subjects and groups here          pure
-body_encoding        digests and compression of bodies                       pure
-message_mapping      converts RocketMQ's messages and QMQ's                  pure
-status_codes         QMQ's errors as RocketMQ's codes                        pure
-tag_expression       which tags a subscription wants                         pure
-sql_expression       SQL92 conditions over properties                        pure
-message_filter       a tag expression or an SQL92 condition                  pure
-invisible_messages   received messages, their times and receipt handles      pure
-half_messages        how a transaction's message waits for its commit        pure
-client_settings      the settings that a client gets                             pure
-call_counters           which calls were made, and how they were answered  pure
-client_sessions      the live clients
-topic_catalog        the subjects and their kinds
-group_readers        the readers of groups, for all clients of this gateway (qmq.client.group_reading)
-topic_sending        SendMessage, RecallMessage
-group_receiving      ReceiveMessage, AckMessage, and the other calls that settle
-group_pulling        PullMessage and offsets
-topic_transactions   EndTransaction, and asking producers
-messaging_service    the gRPC service
-gateway_metrics      metrics of calls, clients and the messages that clients hold
-gateway_server       starts and stops the server
+messages          converts RocketMQ's messages, names, digests and compression, and QMQ's   pure
+status            QMQ's errors as RocketMQ's codes, and the count of answers                pure
+filters           a tag expression or an SQL92 condition over properties                    pure
+receipts          received messages, their times and receipt handles                        pure
+client_settings   the settings that a client gets                                           pure
+config            the gateway's settings
+credentials       which QMQ principal a client is, by its access key
+clients           the live clients
+parts             a client of the cluster, and what works with it, for one identity
+topics            the subjects and their kinds
+readers           the readers of groups, for all clients of this gateway (qmq.client.group_reading)
+sending           SendMessage, RecallMessage
+receiving         ReceiveMessage, AckMessage, and the other calls that settle
+pulling           PullMessage and offsets
+transactions      EndTransaction, asking producers, and how a transaction's message waits for its commit
+service           the gRPC service
+server            starts and stops the server; metrics of calls, clients and the messages that clients hold
 """

@@ -4,5 +4,5 @@
     exposition   figures as text, in pieces, so that a large page does not block the event loop
     endpoint     GET /metrics
 
-The code that reads a role's state is with the role: `qmq/client/metrics.py`, `qmq/node/metering/`.
+The code that reads a role's state is with the role: `qmq/client/metrics.py`, `qmq/node/metrics/`.
 """

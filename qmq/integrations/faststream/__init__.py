@@ -9,17 +9,17 @@
 FastStream's base classes are private (`faststream._internal`) and move from release to release, so the extra pins 0.7.
 docs/integrations/faststream.md is the tutorial.
 
-faststream_broker        connects, publishes, asks
-faststream_registrator   makes subscribers and publishers; router and routes
-faststream_subscribers   handle messages, one by one or in batches
-faststream_publishers    send to one subject
-faststream_descriptions  subscribers and publishers in AsyncAPI, and their subjects with prefixes
-faststream_messages      received messages
-faststream_sending       commands, encoding and sending
-request_answers          the answers to requests
-faststream_annotations   what handlers ask for by a hint
-faststream_testing       the test broker
-faststream_fastapi       the router for FastAPI
+broker            connects, publishes, asks
+registrator       makes subscribers and publishers; router and routes
+subscribers       handle messages, one by one or in batches
+publishers        send to one subject
+descriptions      subscribers and publishers in AsyncAPI, and their subjects with prefixes
+messages          received messages
+sending           commands, encoding and sending
+request_answers   the answers to requests
+annotations       what handlers ask for by a hint
+testing           the test broker
+fastapi           the router for FastAPI
 """
 
 from qmq.integrations.faststream.broker import QmqBroker
