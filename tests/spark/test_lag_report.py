@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from lag_rows import START_MS, dataset, delivery, messages, standing
 from pyspark.sql import SparkSession
-from pyspark_qmq.jobs import lag
-from pyspark_qmq.jobs import lag as lag_report
+from pyspark_qmq.jobs import lag_report
 from pyspark_qmq.jobs.consumed import covered
 from pyspark_qmq.jobs.job import main
 from pyspark_qmq.jobs.lag_figures import (
@@ -113,7 +112,7 @@ def test_edges_of_a_curve_reach_from_the_lowest_to_the_highest() -> None:
 def test_latencies_are_exact(spark: SparkSession) -> None:
     every = messages(spark, [(each, -3, 0) for each in range(1_000)])
     rows = [delivery(each, each, "ack", 2 * each, 10 * each) for each in range(1_000)]
-    (found,) = lag.measured(every, dataset(spark, "deliveries", rows)).collect()
+    (found,) = lag_report.measured(every, dataset(spark, "deliveries", rows)).collect()
     assert (found.settled, found.retried, found.attempt_max) == (1_000, 0, 1)
     shares = [quantile(found.stored, each) for each in (0.0, 0.5, 0.9, 0.99, 0.999, 1.0)]
     assert shares == pytest.approx([0, 4995, 8991, 9890.1, 9980.01, 9990])
@@ -123,26 +122,26 @@ def test_latencies_are_exact(spark: SparkSession) -> None:
 
 def test_a_range_of_messages_gives_each_its_own_latency(spark: SparkSession) -> None:
     every = messages(spark, [(each, each, each) for each in range(300)])
-    (found,) = lag.measured(every, dataset(spark, "deliveries", [delivery(0, 299, "ack", 300, 1_000)])).collect()
+    (found,) = lag_report.measured(every, dataset(spark, "deliveries", [delivery(0, 299, "ack", 300, 1_000)])).collect()
     assert (found.settled, quantile(found.stored, 0.0), quantile(found.stored, 1.0)) == (300, 701, 1_000)
 
 
 def test_failed_tries_count_as_attempts_and_not_as_done(spark: SparkSession) -> None:
     rows = [delivery(0, 1, "nack", 5, 10), delivery(0, 0, "ack", 20, 30, attempt=2), delivery(1, 1, "waiting", None, None, attempt=2)]
-    (found,) = lag.measured(messages(spark, [(0, 0, 0), (1, 0, 0)]), dataset(spark, "deliveries", rows)).collect()
+    (found,) = lag_report.measured(messages(spark, [(0, 0, 0), (1, 0, 0)]), dataset(spark, "deliveries", rows)).collect()
     assert (found.settled, found.retried, found.attempt_max) == (1, 1, 2)
     assert (quantile(found.stored, 1.0), quantile(found.pulled, 1.0)) == (30, 5)
 
 
 def test_a_message_returned_unworked_does_not_count_as_pulled(spark: SparkSession) -> None:
     rows = [delivery(0, 0, "release", 5, 6), delivery(0, 0, "return", 7, 8), delivery(0, 0, "ack", 9, 10)]
-    (found,) = lag.measured(messages(spark, [(0, 0, 0)]), dataset(spark, "deliveries", rows)).collect()
+    (found,) = lag_report.measured(messages(spark, [(0, 0, 0)]), dataset(spark, "deliveries", rows)).collect()
     assert quantile(found.pulled, 0.0) == 9
 
 
 def test_negative_latencies_are_reported_and_not_clipped(spark: SparkSession) -> None:
     every = messages(spark, [(0, 500, 0), (1, 0, 0)])
-    (found,) = lag.measured(every, dataset(spark, "deliveries", [delivery(0, 1, "ack", 10, 100)])).collect()
+    (found,) = lag_report.measured(every, dataset(spark, "deliveries", [delivery(0, 1, "ack", 10, 100)])).collect()
     assert (found.created_negative, found.stored_negative) == (1, 0)
     assert quantile(found.created, 0.0) == -400
 
@@ -174,25 +173,25 @@ def test_messages_meet_exactly_the_ranges_they_lie_in(
 
 def test_the_newest_standing_and_the_oldest_open_message_are_found(spark: SparkSession) -> None:
     rows = [standing(0, 0, 5), standing(9_000, 7, 9, held=2), standing(2_000, 3, 6)]
-    (row,) = lag.newest(dataset(spark, "progress", rows)).collect()
-    found = lag.position_of(row)
+    (row,) = lag_report.newest(dataset(spark, "progress", rows)).collect()
+    found = lag_report.position_of(row)
     assert found == Position(KEY, "ops", START_MS + 9_000, 7, 9, 2)
     every = messages(spark, [(each, 0, 100 * each) for each in range(20)])
-    assert lag.oldest_open(spark, every, [found], {KEY: SourceQueue(KEY, 0, 20)}) == {(KEY, "ops"): START_MS + 700}
-    assert lag.oldest_open(spark, every, [found._replace(done_before=20)], {KEY: SourceQueue(KEY, 0, 20)}) == {}
+    assert lag_report.oldest_open(spark, every, [found], {KEY: SourceQueue(KEY, 0, 20)}) == {(KEY, "ops"): START_MS + 700}
+    assert lag_report.oldest_open(spark, every, [found._replace(done_before=20)], {KEY: SourceQueue(KEY, 0, 20)}) == {}
 
 
 def test_lag_over_time_is_that_of_each_moment(spark: SparkSession) -> None:
     every = messages(spark, [(each, 0, 1_000 * each) for each in range(60)])
     rows = [standing(0, 0, 0), standing(30_000, 30, 30), standing(59_000, 60, 60)]
-    axis, found = lag.over_time(every, dataset(spark, "progress", rows), {KEY: SourceQueue(KEY, 0, 60)}, START_MS + 59_999)
+    axis, found = lag_report.over_time(every, dataset(spark, "progress", rows), {KEY: SourceQueue(KEY, 0, 60)}, START_MS + 59_999)
     lags = found["s", "ops"]
-    assert len(axis) == lag.STEPS
+    assert len(axis) == lag_report.STEPS
     assert (lags[0], lags[29], lags[30], lags[58], lags[59]) == (1, 30, 1, 29, 0)
 
 
 def test_without_messages_there_is_no_curve(spark: SparkSession) -> None:
-    assert lag.over_time(messages(spark, []), dataset(spark, "progress", []), {}, START_MS) == ([], {})
+    assert lag_report.over_time(messages(spark, []), dataset(spark, "progress", []), {}, START_MS) == ([], {})
 
 
 # --- the report --------------------------------------------------------------------------------------------------------
