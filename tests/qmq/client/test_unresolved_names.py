@@ -131,7 +131,7 @@ async def test_a_client_that_reached_a_broker_waits_on_and_logs_the_name_once(tm
 
 SILENT_DNS = """
 import asyncio, socket, threading
-from qmq import network
+from qmq.rpc import network
 network.RESOLVE_S = 0.1
 socket.getaddrinfo = lambda *_, **__: threading.Event().wait()
 try:
