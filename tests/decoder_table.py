@@ -23,7 +23,7 @@ OTHERS: Final[dict[str, str]] = {
     "pyspark_qmq.files.index.pasts": ALSO_FUZZED,
     "pyspark_qmq.files.log.FileLog._names": "names of subjects, which brokers check before they store a batch",
     "pyspark_qmq.files.log.FileLog.subjects": "names of subjects, which brokers check before they store a batch",
-    "pyspark_qmq.session.parse_settings": "what the installed Java says of itself",
+    "pyspark_qmq.java.parse_settings": "what the installed Java says of itself",
     **{
         f"pyspark_qmq.jobs.{each}": NUMBER_ALREADY
         for each in (

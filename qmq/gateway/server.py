@@ -34,7 +34,7 @@ from qmq.rpc.network import NETWORK, Network, RpcPort
 from qmq.rpc.server import add_unregistered, rpc_server
 from qmq.rpc.tls_network import TlsNetwork
 from qmq.security.audit import AuditLog
-from qmq.security.certificates import ExpiryWarning
+from qmq.security.expiry import ExpiryWarning
 from qmq.security.principal import ANONYMOUS, RpcPeers, peer_address
 from qmq.security.tls import Credentials, Tls
 from qmq.text import joined

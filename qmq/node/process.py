@@ -63,7 +63,7 @@ from qmq.process.event_loop import Clock, SystemClock
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.rpc.network import NETWORK, Network, host_of, is_local
 from qmq.rpc.tls_network import ServerNetwork, TlsNetwork
-from qmq.security.certificates import ExpiryWarning, left_s, now
+from qmq.security.expiry import ExpiryWarning, left_s, now
 from qmq.security.tls import Credentials, Tls
 
 

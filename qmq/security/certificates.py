@@ -20,8 +20,6 @@ authority: an application's certificate with the name `root` has no rights there
 
 What if it crashes here? A member's certificate is written after its authority's and its key, so a folder with a certificate has all three;
 the next run makes the missing files. A crash during `--renew` leaves a key that does not fit: run it again.
-
-The expiry of a process's own certificate: a metric, and a daily warning in the last week. Needs `cryptography`, which servers have.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -47,7 +45,6 @@ from qmq.model import check_name
 from qmq.process.files import make_private
 from qmq.rpc.network import parse
 from qmq.security.principal import SERVERS
-from qmq.security.tls import Credentials
 
 CA: Final = "ca"
 DOMAIN: Final = "qmq"
@@ -293,40 +290,3 @@ def _without_port(text: str) -> str:
 
 
 log = logging.getLogger("qmq.security")
-
-WARNING: Final = timedelta(days=7)
-AGAIN: Final = timedelta(days=1)
-
-
-def _end(cert: bytes) -> datetime:
-
-    return ends_at(cert)
-
-
-def now() -> datetime:
-    """The machine's wall clock. A certificate's expiry depends on this clock, even if the process uses another one."""
-    return datetime.now(UTC)
-
-
-def left_s(credentials: Credentials, now: datetime) -> float | None:
-    """Seconds until the process's own certificate ends; None without one."""
-    cert = credentials.pem.cert
-    return None if cert is None else (_end(cert) - now).total_seconds()
-
-
-class ExpiryWarning:
-    """Logs a warning, once a day."""
-
-    def __init__(self, credentials: Credentials, now: Callable[[], datetime] = now) -> None:
-        self._credentials, self._now = credentials, now
-        self._said: datetime | None = None
-
-    def look(self) -> None:
-        """Log the warning if it is due. Callers call this regularly."""
-        pem, now = self._credentials.pem, self._now()
-        if pem.cert is None or (self._said is not None and now - self._said < AGAIN):
-            return
-        end = _end(pem.cert)
-        if end - now < WARNING:
-            self._said = now
-            log.warning("%s ends at %s: replace it and its key; no restart is needed", self._credentials.files.cert, end.isoformat())

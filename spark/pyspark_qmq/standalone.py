@@ -18,7 +18,8 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from pyspark_qmq.session import cache_folder, home_without_archive, java_home
+from pyspark_qmq.java import cache_folder, java_home
+from pyspark_qmq.session import home_without_archive
 from qmq.errors import QmqError
 
 CLASSES: Final = {"master": "org.apache.spark.deploy.master.Master", "worker": "org.apache.spark.deploy.worker.Worker"}

@@ -20,7 +20,8 @@ from qmq.errors import InvalidArgument, InvalidName
 from qmq.metrics.figures import Figure
 from qmq.node.metrics.serving import EXPIRES, INSECURE, ExposureSource
 from qmq.node.process import require_guarded
-from qmq.security.certificates import AGAIN, WARNING, ExpiryWarning, create_authority, issue
+from qmq.security.certificates import create_authority, issue
+from qmq.security.expiry import AGAIN, WARNING, ExpiryWarning
 from qmq.security.tls import Credentials, Tls
 
 NOW = datetime.now(UTC)

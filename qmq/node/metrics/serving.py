@@ -24,7 +24,7 @@ from qmq.proto.v1 import control_pb2 as pb
 from qmq.rpc.network import NETWORK, UNIX, Network, is_local
 from qmq.security.access import AccessControl
 from qmq.security.access_rules import AccessMode
-from qmq.security.certificates import left_s, now
+from qmq.security.expiry import left_s, now
 from qmq.security.tls import Credentials
 
 if TYPE_CHECKING:
