@@ -29,11 +29,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from qmq_ordering.routes import LpRange
 
+from pyspark_qmq.arrow_schema import TYPES, arrow_schema
 from pyspark_qmq.buffers import hex_of, hex_texts, last_of_each, list_array, map_array, marks_of, place_digits, texts
 from pyspark_qmq.coalescing import Span, chunks, shaped, spans
 from pyspark_qmq.joined_batches import JoinedBatches
 from pyspark_qmq.source_model import ALL, QueueKey, QueuePiece, ReadSelection, SourceBatch
-from pyspark_qmq.source_schema import TYPES, arrow_schema
 from qmq.wire.batch_columns import BatchFlag, tag_hash
 
 if TYPE_CHECKING:

