@@ -28,7 +28,7 @@ OTHERS: Final[dict[str, str]] = {
         f"pyspark_qmq.jobs.{each}": NUMBER_ALREADY
         for each in (
             *("archive._plots", "consumed.utc", "dead_letters.report", "delay_accuracy.binned", "duplicates._plots"),
-            *("order_audit._plots", "report._bars", "report._write_numbers_out"),
+            "order_audit._plots",
         )
     },
     "pyspark_qmq.jobs.order_audit.producer": "a column that this job wrote as hexadecimal digits",

@@ -30,7 +30,7 @@ from qmq.cli import arguments, browse, consume, delay, dlq, group, produce
 from qmq.cli.mirroring import mirror_subject
 from qmq.cli.transfer import parquet_rows, records
 from qmq.cli.transfer.loading import LoadJournal
-from qmq.cli.transfer.records import record_of
+from qmq.cli.transfer.transfer_record import record_of
 from qmq.log.segment_index import with_checksum
 from qmq.operations import messages
 from qmq.operations import text as key_texts

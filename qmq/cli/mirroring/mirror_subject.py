@@ -17,7 +17,7 @@ import qmq
 from qmq.cli.mirroring.mirror_notes import MirrorNote, MirrorRecord, Places, places_of, with_note
 from qmq.cli.transfer.loading import LoadJournal, RecordLoader
 from qmq.cli.transfer.message_source import MessageRange, MessageSource
-from qmq.cli.transfer.records import TransferRecord, record_of
+from qmq.cli.transfer.transfer_record import TransferRecord, record_of
 from qmq.errors import InvariantBroken
 from qmq.limits import MIB
 from qmq.log.disk import Disk

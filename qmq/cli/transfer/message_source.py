@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 import qmq
-from qmq.cli.transfer.records import TransferRecord, record_of
+from qmq.cli.transfer.transfer_record import TransferRecord, record_of
 from qmq.client.browsing import BrowsedMessage
 
 

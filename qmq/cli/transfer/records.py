@@ -22,67 +22,19 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol
 
 from qmq import limits
-from qmq.client.producing import batch
-from qmq.errors import InvalidArgument, MessageTooLarge
+from qmq.cli.transfer.transfer_record import TransferRecord
+from qmq.errors import InvalidArgument
 from qmq.model import MessageId
 from qmq.operations.text import key_text, parse_key
 from qmq.text import INT64_MAX, parse_json
-from qmq.wire.batch import size_of_copy
 
 if TYPE_CHECKING:
-    from qmq.client.browsing import BrowsedMessage
-
-
-@dataclass(frozen=True, slots=True)
-class TransferRecord:
-    """A message with its id, key, tags, headers and create time. Times are milliseconds since 1970."""
-
-    body: bytes
-    key: bytes | None = None
-    tags: tuple[str, ...] = ()
-    headers: Mapping[str, bytes] = field(default_factory=dict)
-    create_time_ms: int | None = None
-    """None: an id is made when the message is sent."""
-    id: MessageId | None = None
-    """None: the time of sending."""
-
-    @property
-    def size(self) -> int:
-        """The approximate size in a batch, in bytes."""
-        return size_of_copy(self.body, self.key or b"", self.tags, self.headers)
-
-    def check(self, number: int) -> TransferRecord:
-        """Return the record. Raises InvalidArgument or MessageTooLarge with the record's number if a broker would refuse it."""
-        try:
-            batch.body_bytes(self.body, limits.LONG_BODY_BYTES_MAX)
-            batch.key_bytes(self.key)
-            batch.tag_tuple(self.tags)
-            batch.header_map(self.headers)
-        except (InvalidArgument, MessageTooLarge) as failure:
-            raise type(failure)(f"record {number:,}: {failure.message}") from None
-        return self
-
-
-def record_of(message: BrowsedMessage) -> TransferRecord:
-    """A stored message as a record."""
-    return TransferRecord(message.body, message.key_bytes, message.tags, message.headers, message.create_time_ms, message.id)
-
-
-def place_of(message: BrowsedMessage) -> dict[str, Any]:
-    """Where and when a message was stored. Exports contain it for readers; imports ignore it."""
-    return {
-        "subject": message.subject,
-        "broker_group": message.broker_group,
-        "partition": message.partition,
-        "sequence": message.sequence,
-        "append_time_ms": message.append_time_ms,
-    }
+    pass
 
 
 SHOWN_CHARS: Final = 80
