@@ -170,7 +170,7 @@ class Engine:
                 readable += self._give_up(plan, messages)
         if readable:
             self.dispatcher.put(readable)
-        self._begin(self._begin_counting())
+        self._begin(self._begin_counting)
 
     def _give_up(self, plan: PlanAction, messages: list[DueMessage]) -> list[DueMessage]:
         """A plan that cannot be sent unchanged: its readable messages are sent again, with their ids, although they
@@ -193,15 +193,15 @@ class Engine:
             await asyncio.sleep(SETTLE_S)
         self._unsubscribe = self.schedule.subscribe(self._pending)
         self.loader.begin(self.clock.time_ms())
-        for work in (self._tick(), self._ahead(), self._read_ahead(), self._dispatch(), self._late(), self._close()):
+        for work in (self._tick, self._ahead, self._read_ahead, self._dispatch, self._late, self._close):
             self._begin(work)
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._tasks.append(self._loop.create_task(self._guarded(work)))
 
-    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
-            await work
+            await work()
         except NotMaster:
             pass  # losing the mastership stops this engine
         except Exception as cause:
