@@ -37,7 +37,6 @@ from qmq.console.pages import delays, subject
 from qmq.console.pages import message as message_finding
 from qmq.console.pages.dead_letters import LetterFilter, ReplayPlan
 from qmq.gateway import filters, messages, sending, transactions
-from qmq.gateway import messages as rocketmq_names
 from qmq.gateway.credentials import GatewayCredentials
 from qmq.gateway.receipts import ReceiptHandle
 from qmq.gateway.status import Refused
@@ -187,7 +186,7 @@ GATEWAY: Final = (
     Decoder(
         "gateway: names",
         st.builds(api.Resource, name=values.WIRE_TEXTS, resource_namespace=values.WIRE_TEXTS),
-        lambda each: (rocketmq_names.subject_of_topic(each), rocketmq_names.group_of_resource(each)),
+        lambda each: (messages.subject_of_topic(each), messages.group_of_resource(each)),
         (Refused,),
         always=tuple(api.Resource(name=each, resource_namespace=each) for each in values.WIRE_EXAMPLES),
     ),

@@ -113,7 +113,7 @@ def reached(after: dict[str, set[str]], start: str) -> set[str]:
 
 
 def options() -> dict[str, int]:
-    """Names of options of all commands, and fields of configuration: those of dataclasses named ...Config, ...Options or ...Settings."""
+    """The names of options of all commands."""
     import typer.main
 
     from qmq.cli.app import app

@@ -39,18 +39,11 @@ from qmq.cli import (
     subject,
     top,
 )
-from qmq.cli import cluster as replica
-from qmq.cli import contexts as settings
-from qmq.cli import group as pause
-from qmq.cli import message as why
-from qmq.cli import outbox as outbox_commands
-from qmq.cli import security as protect_etcd
 from qmq.cli.added_options import add_options
 from qmq.cli.completing import complete_names
 from qmq.cli.help_pages import CommandGroup, Section
 from qmq.cli.output import fail
 from qmq.cli.transfer import commands
-from qmq.cli.transfer import commands as exporting
 from qmq.errors import QmqError
 from qmq.security.contexts import environment_of
 
@@ -66,23 +59,23 @@ app.command("produce", rich_help_panel=Section.MESSAGES)(produce.produce)
 app.command("consume", rich_help_panel=Section.MESSAGES)(consume.consume)
 app.command("browse", rich_help_panel=Section.MESSAGES)(browse.browse)
 app.command("tail", rich_help_panel=Section.MESSAGES)(browse.tail)
-app.command("export", rich_help_panel=Section.MESSAGES)(exporting.export)
-app.command("import", rich_help_panel=Section.MESSAGES)(exporting.load)
+app.command("export", rich_help_panel=Section.MESSAGES)(commands.export)
+app.command("import", rich_help_panel=Section.MESSAGES)(commands.load)
 app.command("copy", rich_help_panel=Section.MESSAGES)(commands.copy)
-app.command("why", rich_help_panel=Section.MESSAGES)(why.why)
+app.command("why", rich_help_panel=Section.MESSAGES)(message.why)
 app.add_typer(message.app, name="message", cls=CommandGroup, rich_help_panel=Section.MESSAGES)
 app.add_typer(delay.app, name="delay", cls=CommandGroup, rich_help_panel=Section.MESSAGES)
 app.add_typer(dlq.app, name="dlq", cls=CommandGroup, rich_help_panel=Section.MESSAGES)
 app.add_typer(subject.app, name="subject", cls=CommandGroup, rich_help_panel=Section.SUBJECTS)
 app.add_typer(group.app, name="group", cls=CommandGroup, rich_help_panel=Section.SUBJECTS)
-app.add_typer(pause.pausing, name="pause", cls=CommandGroup, rich_help_panel=Section.SUBJECTS)
-app.add_typer(pause.resuming, name="resume", cls=CommandGroup, rich_help_panel=Section.SUBJECTS)
+app.add_typer(group.pausing, name="pause", cls=CommandGroup, rich_help_panel=Section.SUBJECTS)
+app.add_typer(group.resuming, name="resume", cls=CommandGroup, rich_help_panel=Section.SUBJECTS)
 app.add_typer(route.app, name="route", cls=CommandGroup, rich_help_panel=Section.SUBJECTS)
 app.command("doctor", rich_help_panel=Section.CLUSTER)(doctor.doctor)
 app.command("top", rich_help_panel=Section.CLUSTER)(top.top)
 app.add_typer(cluster.app, name="cluster", cls=CommandGroup, rich_help_panel=Section.CLUSTER)
-app.command("transfer", rich_help_panel=Section.CLUSTER)(replica.transfer)
-app.add_typer(replica.replicas, name="replica", cls=CommandGroup, rich_help_panel=Section.CLUSTER)
+app.command("transfer", rich_help_panel=Section.CLUSTER)(cluster.transfer)
+app.add_typer(cluster.replicas, name="replica", cls=CommandGroup, rich_help_panel=Section.CLUSTER)
 app.add_typer(backup.app, name="backup", cls=CommandGroup, rich_help_panel=Section.CLUSTER)
 app.add_typer(mirror_commands.app, name="mirror", cls=CommandGroup, rich_help_panel=Section.CLUSTER)
 app.add_typer(health.app, name="health", cls=CommandGroup, rich_help_panel=Section.CLUSTER)
@@ -93,25 +86,25 @@ app.add_typer(acl.roles, name="role", cls=CommandGroup, rich_help_panel=Section.
 app.add_typer(acl.users, name="user", cls=CommandGroup, rich_help_panel=Section.ACCESS)
 app.add_typer(acl.quotas, name="quota", cls=CommandGroup, rich_help_panel=Section.ACCESS)
 app.add_typer(security.app, name="cert", cls=CommandGroup, rich_help_panel=Section.ACCESS)
-app.add_typer(protect_etcd.etcd_users, name="etcd", cls=CommandGroup, rich_help_panel=Section.ACCESS)
+app.add_typer(security.etcd_users, name="etcd", cls=CommandGroup, rich_help_panel=Section.ACCESS)
 app.command("dev", rich_help_panel=Section.SERVERS)(dev.dev)
 app.command("meta", rich_help_panel=Section.SERVERS)(meta.meta)
 app.add_typer(broker.app, name="broker", cls=CommandGroup, rich_help_panel=Section.SERVERS)
 app.command("gateway", rich_help_panel=Section.SERVERS)(gateway.gateway)
 app.command("console", rich_help_panel=Section.SERVERS)(console.console)
-app.add_typer(outbox_commands.app, name="outbox", cls=CommandGroup, rich_help_panel=Section.APPLICATIONS)
+app.add_typer(outbox.app, name="outbox", cls=CommandGroup, rich_help_panel=Section.APPLICATIONS)
 app.add_typer(outbox.dedup, name="dedup", cls=CommandGroup, rich_help_panel=Section.APPLICATIONS)
 app.add_typer(lake.app, name="lake", cls=CommandGroup, rich_help_panel=Section.APPLICATIONS)
 app.command("spark", context_settings=spark.CONTEXT, rich_help_panel=Section.APPLICATIONS)(spark.spark)
 app.add_typer(contexts.app, name="context", cls=CommandGroup, rich_help_panel=Section.HERE)
-app.command("config", rich_help_panel=Section.HERE)(settings.config)
+app.command("config", rich_help_panel=Section.HERE)(contexts.config)
 app.add_typer(logs.app, name="log", cls=CommandGroup, rich_help_panel=Section.HERE)
 
 
 @app.callback(invoke_without_command=True)
 def root(invoked: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     """QMQ: a distributed message broker."""
-    invoked.meta[settings.GIVEN] = dict(os.environ)
+    invoked.meta[contexts.GIVEN] = dict(os.environ)
     try:
         os.environ.update(environment_of(uses_current=True))
     except (OSError, QmqError) as failure:

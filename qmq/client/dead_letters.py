@@ -12,7 +12,7 @@ A dead letter as a value: read from a message of a dead-letter queue, and copied
 Finds the dead letters that were already sent to their subjects, by any process, so that no letter is sent twice.
 
 A replay sends a letter and then settles it. If the process, the connection or the master ends in between, the letter is handed out again.
-Each copy names its letter (`headers.REPLAY_OF`), so the copies themselves are the record of earlier replays, and no other record is
+Each copy names its letter (`REPLAY_OF`), so the copies themselves are the record of earlier replays, and no other record is
 needed. Before letters are sent, this module searches the subject's directed messages that were stored since the first letter died.
 
     FIND on each queue      decides everything that brokers were sent before: stored, or never
@@ -31,12 +31,24 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from qmq import limits
-from qmq import model as headers
 from qmq.client.consuming.consumer import Consumer
 from qmq.client.consuming.message import Message, Settler
 from qmq.client.metadata.service import DeliveryClient
 from qmq.errors import InvalidArgument
-from qmq.model import GROUP, OPERATORS, REPLAY_OF, MessageId, check_name, dead_letter_subject
+from qmq.model import (
+    ATTEMPT,
+    DEAD_MS,
+    ERROR,
+    GROUP,
+    OPERATORS,
+    PREFIX,
+    REPLAY_OF,
+    SEQUENCE,
+    SUBJECT,
+    MessageId,
+    check_name,
+    dead_letter_subject,
+)
 from qmq.text import whole_number
 from qmq.wire.batch import CREATED_SPAN_MS, columns_of_copies
 from qmq.wire.batch_columns import Columns
@@ -74,7 +86,7 @@ class DeadLetter:
 
     @property
     def place(self) -> bytes:
-        """Where the letter is and when it died: the value of `headers.REPLAY_OF` on its copies."""
+        """Where the letter is and when it died: the value of `REPLAY_OF` on its copies."""
         return f"{self.broker_group}/{self.letter_sequence}/{self.dead_ms}".encode()
 
     @property
@@ -100,18 +112,18 @@ def letter_of(message: Message) -> DeadLetter:
     found = message.headers
     try:
         return DeadLetter(
-            found[headers.GROUP].decode(),
-            found[headers.SUBJECT].decode(),
+            found[GROUP].decode(),
+            found[SUBJECT].decode(),
             message.broker_group,
-            _whole(found[headers.SEQUENCE]),
+            _whole(found[SEQUENCE]),
             message.id,
-            _whole(found[headers.ATTEMPT]),
-            found[headers.ERROR].decode(errors="replace"),
-            _whole(found[headers.DEAD_MS]),
+            _whole(found[ATTEMPT]),
+            found[ERROR].decode(errors="replace"),
+            _whole(found[DEAD_MS]),
             message.create_time_ms,
             message.key_bytes,
             message.tags,
-            {name: value for name, value in found.items() if not name.startswith(headers.PREFIX)},
+            {name: value for name, value in found.items() if not name.startswith(PREFIX)},
             message.body,
             message.sequence,
         )
@@ -136,7 +148,7 @@ def columns_of(letters: Sequence[DeadLetter], group: str) -> tuple[Columns, int]
         [each.body for each in letters],
         [each.key or b"" for each in letters],
         [each.tags for each in letters],
-        [{**each.headers, headers.GROUP: group.encode(), headers.REPLAY_OF: each.place} for each in letters],
+        [{**each.headers, GROUP: group.encode(), REPLAY_OF: each.place} for each in letters],
         [each.create_time_ms for each in letters],
         [each.id.to_bytes() for each in letters],
     )

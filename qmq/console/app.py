@@ -30,8 +30,6 @@ from qmq.console.config import ConsoleConfig, LoginMode
 from qmq.console.guard import ConsoleGuard, named_by_port
 from qmq.console.page import ConsolePage, RefusedRequest, Show, rendered, status_of_failure, templates, wording_of
 from qmq.console.pages import dead_letters, delays, message, overview, routes, subject
-from qmq.console.pages import overview as overview_page
-from qmq.console.pages import routes as route_page
 from qmq.console.sessions import BrowserSession, ConsoleCaller, ProxyToken, Sessions
 from qmq.errors import InvalidArgument, NotAuthenticated, QmqError, QuotaExceeded, Unavailable
 from qmq.rpc.web_server import attempt, proven
@@ -49,16 +47,16 @@ MakeClient = Callable[[Callable[[], str] | None], "Client"]
 """Makes a client with a token's source; for None, with the console's own credentials."""
 
 PAGES: Final = (
-    *overview_page.PAGES,
+    *overview.PAGES,
     *subject.PAGES,
     *dead_letters.PAGES,
     *message.PAGES,
     *overview.CLUSTER_PAGES,
     *delays.PAGES,
-    *route_page.PAGES,
+    *routes.PAGES,
     *routes.LANE_PAGES,
 )
-ACTS: Final = (*dead_letters.ACTS, *overview.CLUSTER_ACTS, *delays.ACTS, *route_page.ACTS, *routes.LANE_ACTS)
+ACTS: Final = (*dead_letters.ACTS, *overview.CLUSTER_ACTS, *delays.ACTS, *routes.ACTS, *routes.LANE_ACTS)
 
 
 class ConsoleSite:

@@ -40,7 +40,7 @@ from qmq.errors import (
 )
 from qmq.model import OPERATORS, DelayedId, check_name, dead_letter_subject, is_dead_letters
 from qmq.proto.v1 import control_pb2 as control
-from qmq.proto.v1 import control_pb2_grpc, delay_pb2_grpc, meta_pb2
+from qmq.proto.v1 import control_pb2_grpc, delay_pb2_grpc
 from qmq.proto.v1 import delay_pb2 as delay_pb
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.rpc.channel import typed_error
@@ -350,12 +350,12 @@ class Delays:
             async with asyncio.timeout(LOOK_S):
                 await question
 
-    async def describe(self) -> meta_pb2.DescribeDelaysResponse:
+    async def describe(self) -> pb.DescribeDelaysResponse:
         """All groups, and which of them failed to answer. Raises NotConnected if there is no delay group."""
         groups = await self._require_groups()
         answers = await self._brokers.ask_masters(groups, "DescribeDelay", delay_pb.DescribeDelayRequest(), absent=(QmqError,))
         silent = {group: failure.message for group, failure in answers.absent.items()}
-        return meta_pb2.DescribeDelaysResponse(delays=list(answers.found.values()), silent=silent)
+        return pb.DescribeDelaysResponse(delays=list(answers.found.values()), silent=silent)
 
 
 def merged(pages: Sequence[delay_pb.ListDelayedResponse], most: int) -> delay_pb.ListDelayedResponse:

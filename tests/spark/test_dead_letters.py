@@ -13,7 +13,6 @@ import pytest
 from lag_rows import at, dataset, delivery
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark_qmq.jobs import dead_letters
-from pyspark_qmq.jobs import dead_letters as dead_letters_replay
 from pyspark_qmq.jobs.dead_letters import REPLAYED, Pace, ReplayedKey, failed_ranges, letters, not_replayed, outgoing
 from pyspark_qmq.jobs.dead_letters import dead_letters as read_dead
 from pyspark_qmq.jobs.job import main
@@ -179,10 +178,10 @@ def test_without_a_rate_limit_no_one_waits() -> None:
 
 def test_slices_are_written_in_order_each_under_a_name_of_its_own(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[list[int]] = []
-    monkeypatch.setattr(dead_letters_replay, "_write", lambda piece, servers: written.append([row.number for row in piece.collect()]))
+    monkeypatch.setattr(dead_letters, "_write", lambda piece, servers: written.append([row.number for row in piece.collect()]))
     rows = outgoing(read(dead(spark, *[{"headers": reasons()}] * 5)))
     times = Times()
-    assert dead_letters_replay.send(rows, "nowhere:1", Pace(2, lambda: times.now_s, times.sleep)) == 5
+    assert dead_letters.send(rows, "nowhere:1", Pace(2, lambda: times.now_s, times.sleep)) == 5
     assert [sorted(each) for each in written] == [[0, 1], [2, 3], [4]]
     assert times.slept == [1.0, 1.0]
 
@@ -333,7 +332,7 @@ def test_keys_that_are_no_longer_parked_are_skipped(monkeypatch: pytest.MonkeyPa
 
         async def close(self) -> None: ...
 
-    monkeypatch.setattr(dead_letters_replay, "Client", Cluster)
+    monkeypatch.setattr(dead_letters, "Client", Cluster)
     keys = [ReplayedKey("s", "g", b"k", 5, 1), ReplayedKey("s", "g", b"k", 2, 1), ReplayedKey("s", "g", b"a", 7, 1)]
-    assert dead_letters_replay.unpark("x:1", keys, Pace(0)) == 8
+    assert dead_letters.unpark("x:1", keys, Pace(0)) == 8
     assert asked == [(7, b"a"), (2, b"k"), (5, b"k")]

@@ -14,7 +14,6 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark_qmq import datasets
 from pyspark_qmq.datasets import schedules
-from pyspark_qmq.datasets import schedules as schedule_folder
 from pyspark_qmq.datasets.schedules import ScheduledState, states
 from pyspark_qmq.datasets.tables import SCHEDULES
 from support import eventually, node_config, running
@@ -77,8 +76,8 @@ class Store:
         checkpoint.save(Disk(), self.folder / "checkpoint", self.index, checkpoint.encode(found))
 
     def rows(self, group: str = "d") -> list[dict[str, Any]]:
-        state = schedule_folder.read_state(self.folder)
-        return rows_of(schedule_folder.stretches(self.folder, group, state))
+        state = schedules.read_state(self.folder)
+        return rows_of(schedules.stretches(self.folder, group, state))
 
     def expected(self) -> list[dict[str, Any]]:
         """The expected rows, from the schedule itself, message by message."""
@@ -184,24 +183,24 @@ def test_what_came_behind_the_checkpoint_does_not_count(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.send([START, START + 1])
     store.save()
-    before, state = store.rows(), schedule_folder.read_state(tmp_path)
+    before, state = store.rows(), schedules.read_state(tmp_path)
     store.send([START + 2] * 2_000)
     store.plan(1, START // SECOND, 0)
     store.act(PlanDone((1,)))
     assert store.rows() == before
     store.save()
     assert len(store.rows()) == 2_002
-    assert rows_of(schedule_folder.stretches(tmp_path, "d", state)) == before
+    assert rows_of(schedules.stretches(tmp_path, "d", state)) == before
 
 
 def test_a_large_bucket_is_read_by_several_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule_folder, "TASK_MESSAGES_MAX", 100)
-    monkeypatch.setattr(schedule_folder, "ROWS_MAX", 30)
+    monkeypatch.setattr(schedules, "TASK_MESSAGES_MAX", 100)
+    monkeypatch.setattr(schedules, "ROWS_MAX", 30)
     store = Store(tmp_path)
     store.send([START + each for each in range(150)])
     store.send([START] * 75)
     store.save()
-    tasks = schedule_folder.stretches(tmp_path, "d", schedule_folder.read_state(tmp_path))
+    tasks = schedules.stretches(tmp_path, "d", schedules.read_state(tmp_path))
     assert [(each.first, each.end) for each in tasks] == [(0, 100), (100, 200), (200, 225)]
     assert rows_of(tasks) == store.expected()
 
@@ -210,7 +209,7 @@ def test_batches_are_exactly_what_spark_wants_and_only_the_asked_columns(tmp_pat
     store = Store(tmp_path)
     store.send([START])
     store.save()
-    (task,) = schedule_folder.stretches(tmp_path, "d", schedule_folder.read_state(tmp_path))
+    (task,) = schedules.stretches(tmp_path, "d", schedules.read_state(tmp_path))
     (whole,) = datasets.read("schedules", task, COLUMNS)
     assert whole.schema == to_arrow_schema(datasets.schema_of("schedules"), timezone="UTC")
     (some,) = datasets.read("schedules", task, ["due_time", "subject"])
@@ -289,7 +288,7 @@ def test_a_schedule_from_another_replica_is_used_until_there_is_a_checkpoint(tmp
     taken = store.schedule.begin_checkpoint(5)
     taken.run()
     Schedule.adopt(tmp_path / "schedule", msgspec.msgpack.encode(taken.state))
-    assert schedule_folder.read_state(tmp_path).index == 5
+    assert schedules.read_state(tmp_path).index == 5
     assert len(store.rows()) == 1
     store.send([START])
     store.save()
@@ -309,7 +308,7 @@ def test_of_two_replicas_the_one_with_the_newer_checkpoint_is_read(tmp_path: Pat
         store.save()
     stores[1].send([START])
     stores[1].save()
-    (found,) = schedule_folder.furthest(("d", each.folder) for each in stores).values()
+    (found,) = schedules.furthest(("d", each.folder) for each in stores).values()
     assert found[0] == tmp_path / "b"
 
 

@@ -21,10 +21,9 @@ from typing import Final
 
 from qmq.client.connection.connection import Connection
 from qmq.client.connection.pool import Links
-from qmq.client.consuming import session as prefetch_limits
 from qmq.client.consuming.acks import Verdicts
 from qmq.client.consuming.message import Message, ReceivedBatches, Slice
-from qmq.client.consuming.session import ANSWER_S, ConsumerCalls, ConsumerSession, SessionLoop, Terms
+from qmq.client.consuming.session import ANSWER_S, ConsumerCalls, ConsumerSession, SessionLoop, Terms, grown
 from qmq.client.consuming.settlements import Origin
 from qmq.errors import (
     CallerError,
@@ -172,7 +171,7 @@ class Attachment:
             self._sessions.failed(failure)
         else:
             self._calls.answered(asked, got)
-            self.want = prefetch_limits.grown(self.want, asked, got, self._calls.limit.messages)
+            self.want = grown(self.want, asked, got, self._calls.limit.messages)
             if got >= MANY:
                 # The broker works on the next pull while the application has these messages; it may take them all before it waits again.
                 self._calls.pull_more()

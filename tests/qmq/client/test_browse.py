@@ -14,7 +14,6 @@ from support import eventually
 
 import qmq
 from qmq.client import browsing
-from qmq.client import browsing as queue_reader
 from qmq.client.browsing import BrowsedMessage
 from qmq.client.connection.connection import TIMING
 from qmq.errors import InvalidArgument, NotConnected, UnknownSubject
@@ -34,7 +33,7 @@ def fetching_tasks() -> list[asyncio.Task[object]]:
 
 
 async def test_every_stored_message_is_shown_once_and_no_group_is_affected(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_reader, "PAGE_BYTES", 2_000)  # many pages
+    monkeypatch.setattr(browsing, "PAGE_BYTES", 2_000)  # many pages
     sent = [b"%03d" % number for number in range(300)]
     async with qmq.connect(node.address) as mq:
         async with mq.producer("s", batch_messages=7) as producer:
@@ -151,13 +150,13 @@ async def test_a_search_for_content_finds_it_and_tells_how_far_it_looked(compres
 
 async def test_a_batch_that_cannot_hold_the_content_is_not_taken_apart(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    real = queue_reader.BrowsedMessage
+    real = browsing.BrowsedMessage
 
     def counted(*arguments: object) -> BrowsedMessage:
         made.append(1)
         return real(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(queue_reader, "BrowsedMessage", counted)
+    monkeypatch.setattr(browsing, "BrowsedMessage", counted)
     async with qmq.connect(node.address) as mq:
         async with mq.producer("s", batch_messages=10) as producer:
             await producer.send_many([b"hay"] * 1_000 + [b"the needle"] * 10)
@@ -166,7 +165,7 @@ async def test_a_batch_that_cannot_hold_the_content_is_not_taken_apart(node: Nod
 
 
 async def test_a_search_that_ends_early_gives_up_the_page_it_asked_for_ahead(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_reader, "PAGE_BYTES", 1_000)
+    monkeypatch.setattr(browsing, "PAGE_BYTES", 1_000)
     async with qmq.connect(node.address) as mq:
         async with mq.producer("s", batch_messages=10) as producer:
             await producer.send_many([b"hay " * 20] * 500 + [b"the needle"] * 10 + [b"hay " * 20] * 500)

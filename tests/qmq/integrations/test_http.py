@@ -23,7 +23,6 @@ import qmq  # noqa: E402
 from qmq.client.group_reading import OrderedReading  # noqa: E402
 from qmq.errors import QuotaExceeded  # noqa: E402
 from qmq.integrations.http import site  # noqa: E402
-from qmq.integrations.http import site as http_site  # noqa: E402
 from qmq.integrations.http.clients import CLIENTS_MAX, HttpClients, settle  # noqa: E402
 from qmq.integrations.http.openapi import document  # noqa: E402
 from qmq.integrations.http.requests import WAIT_S_MAX, Settle  # noqa: E402
@@ -352,7 +351,7 @@ async def test_one_principal_that_fills_the_places_leaves_room_for_another(monke
 
 
 async def test_the_description_is_not_made_for_each_request(http: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_site, "document", None)
+    monkeypatch.setattr(site, "document", None)
     answer = await http.get("/openapi.json")
     assert (answer.headers["content-type"], answer.json()) == ("application/json", document())
 
