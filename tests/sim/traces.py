@@ -113,12 +113,16 @@ class TracedNode(Node):
         if self.core is not None:
             self.tracer.begins_to_carry_out(self.core)
         super()._carry_out()
-        if self.core is not None:
+        if self.core is not None and self._unsaved is None:  # what waits for room on the disk is not shown before it is saved
             self.tracer.shows(self.core)
 
     def _failpoint(self, weight: int = 1) -> None:
         self.tracer.saved(self.disk.state.promised)
         super()._failpoint(weight)
+
+    def _go_on(self, ready: Ready) -> None:
+        self.tracer.saved(self.disk.state.promised)
+        super()._go_on(ready)
 
     def _change_log(self, ready: Ready) -> None:
         if ready.reset is not None:
