@@ -9,6 +9,7 @@ did you mean 'orders'? try: qmq group list orders
 from __future__ import annotations
 
 import asyncio
+import logging
 import shlex
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -101,10 +102,14 @@ def _asked(server: str, ask: Callable[[qmq.Client], Awaitable[list[str]]]) -> li
         async with asyncio.timeout(PATIENCE_S), qmq.connect(server, create_subjects=False) as mq:
             return await ask(mq)
 
+    client_log = logging.getLogger("qmq.client")  # a hint is left out without a word, so what the client waits for is not said either
+    was_disabled, client_log.disabled = client_log.disabled, True
     try:
         return asyncio.run(work())
     except (QmqError, TimeoutError, OSError):
         return []
+    finally:
+        client_log.disabled = was_disabled
 
 
 class Given:
