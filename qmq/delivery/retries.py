@@ -46,7 +46,7 @@ def final(failure: QmqError | None, batch: InFlightBatch) -> QmqError:
     """The error of a batch that failed. If a try is unanswered, the outcome is unknown, for any last refusal, and the text says so."""
     outcome = Outcome.UNKNOWN if batch.is_uncertain else Outcome.NOT_STORED
     if failure is None or isinstance(failure, Unavailable):
-        last = failure or "there was no room at any broker group"
+        last = failure or "no broker group took or refused them"
         said = "it is not known whether the messages are stored: no answer in time" if batch.is_uncertain else "not stored in time"
         error = DeadlineExceeded(f"{said} after {batch.attempts} tries; the last: {last}", outcome=outcome)
         error.__cause__ = failure
