@@ -62,14 +62,15 @@ def nats_client(cache: Path) -> Path | None:
     return program
 
 
-def kafka_client(cache: Path) -> Path | None:
-    """The folder with the classes of `clients/java`; None without a compiler or Kafka's jars."""
-    folder, source = cache / "java", HERE / "clients" / "java" / "KafkaClient.java"
-    if not shutil.which("javac") or not (cache / "kafka").is_dir():
+def java_clients(cache: Path) -> Path | None:
+    """The folder with the classes of `clients/java`; None without a compiler or the jars."""
+    folder, sources = cache / "java", sorted((HERE / "clients" / "java").iterdir())
+    if not shutil.which("javac") or not all((cache / name).is_dir() for name in ("kafka", "rocketmq")):
         return None
-    made = folder / "KafkaClient.class"
-    if not made.exists() or source.stat().st_mtime > made.stat().st_mtime:
-        subprocess.run(["javac", "-cp", f"{cache / 'kafka'}/*", "-d", str(folder), str(source)], check=True, stdout=sys.stderr)
+    made = folder / f"{sources[0].stem}.class"
+    if not made.exists() or any(each.stat().st_mtime > made.stat().st_mtime for each in sources):
+        command = ["javac", "-cp", f"{cache / 'kafka'}/*:{cache / 'rocketmq'}/*", "-d", str(folder), *map(str, sources)]
+        subprocess.run(command, check=True, stdout=sys.stderr)
     return folder
 
 
@@ -92,7 +93,7 @@ def fetch_all(cache: Path) -> Path:
         jars(cache, name)
     nats_server(cache)
     nats_client(cache)
-    kafka_client(cache)
+    java_clients(cache)
     return clients(cache)
 
 

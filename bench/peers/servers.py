@@ -27,10 +27,7 @@ HOST: Final = "127.0.0.1"
 TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 START_S: Final = 90.0
 STOP_S: Final = 20.0
-REGISTRATION_TRIES: Final = 10
-"""RocketMQ's proxy listens before its broker is registered. Each try starts a Java process, which takes a second."""
 JAVA: Final = ("java", "-XX:+UseG1GC")
-ROCKETMQ_TOPICS: Final = 9
 CLIENTS: Final = Path(__file__).parent / "clients"
 
 
@@ -192,21 +189,6 @@ def kafka(cache: Path, is_flushed: bool = False) -> Server:
         return server
 
 
-def rocketmq_topic(number: int) -> str:
-    """RocketMQ's topics and groups are made before the first row: each command is a Java process of a second. Rows share all but the first,
-    whose messages have no reader.
-    """
-    return f"bench-{_rocketmq(number)}"
-
-
-def rocketmq_group(number: int) -> str:
-    return f"g{_rocketmq(number)}-"
-
-
-def _rocketmq(number: int) -> int:
-    return number if number == 1 else 2 + (number - 2) % (ROCKETMQ_TOPICS - 1)
-
-
 def rocketmq(cache: Path, is_flushed: bool = False) -> Server:
     """Not all of RocketMQ's ports can be bound to loopback, so it runs only where loopback is the only network."""
     if {name for _, name in socket.if_nameindex()} != {"lo"}:
@@ -214,17 +196,14 @@ def rocketmq(cache: Path, is_flushed: bool = False) -> Server:
     folder = jars(cache, "rocketmq")
     if folder is None:
         raise Missing("Maven and Java are needed")
-    port, remoting, names, broker, slaves = free_ports(5)
-    with _starting(port) as server:
+    names, broker, slaves = free_ports(3)
+    with _starting(names) as server:
         home = server.folder
-        (home / "conf").mkdir()
         (home / "names.conf").write_text(f"listenPort={names}\n")
-        (home / "conf" / "rmq-proxy.json").write_text(
-            f'{{"rocketMQClusterName": "DefaultCluster", "grpcServerPort": {port}, "remotingListenPort": {remoting}}}'
-        )
         (home / "broker.conf").write_text(
             "brokerClusterName=DefaultCluster\nbrokerName=b\nbrokerId=0\nbrokerRole=ASYNC_MASTER\n"
             f"flushDiskType={'SYNC' if is_flushed else 'ASYNC'}_FLUSH\n"
+            "maxTransferCountOnMessageInMemory=1000\nmaxTransferBytesOnMessageInMemory=4194304\nwaitTimeMillsInSendQueue=30000\n"
             f"listenPort={broker}\nhaListenPort={slaves}\nnamesrvAddr={HOST}:{names}\nbrokerIP1={HOST}\nstorePathRootDir={home / 'store'}\n"
         )
         opens = ("java.base/jdk.internal.ref", "java.base/sun.nio.ch", "java.base/java.nio", "java.base/java.lang")
@@ -240,20 +219,8 @@ def rocketmq(cache: Path, is_flushed: bool = False) -> Server:
         package, environment = "org.apache.rocketmq", {"ROCKETMQ_HOME": str(home)}
         server.run(*java, f"{package}.namesrv.NamesrvStartup", "-c", home / "names.conf", name="names", environment=environment)
         server.wait_for(names)
-        proxy = ("-n", f"{HOST}:{names}", "-pm", "local", "-bc", home / "broker.conf", "-pc", home / "conf" / "rmq-proxy.json")
-        server.run(*java, f"{package}.proxy.ProxyStartup", *proxy, environment=environment)
-        server.wait_for(port)
-        admin = (*java, f"{package}.tools.command.MQAdminStartup")
-        where = ("-n", f"{HOST}:{names}", "-c", "DefaultCluster")
-        topics = [("updateTopic", *where, "-t", rocketmq_topic(number), "-r", "4", "-w", "4") for number in range(1, ROCKETMQ_TOPICS + 1)]
-        groups = [("updateSubGroup", *where, "-g", rocketmq_group(number) + "0") for number in range(1, ROCKETMQ_TOPICS + 1)]
-        for command in (*topics, *groups):
-            for _ in range(REGISTRATION_TRIES):
-                done = subprocess.run(list(map(str, (*admin, *command))), capture_output=True, text=True, env={**os.environ, **environment})
-                if "success" in done.stdout:
-                    break
-            else:
-                raise Missing(f"{command[0]}: {done.stdout[-500:]}{done.stderr[-500:]}")
+        server.run(*java, f"{package}.broker.BrokerStartup", "-c", home / "broker.conf", environment=environment)
+        server.wait_for(broker)
         return server
 
 
@@ -331,7 +298,7 @@ def rabbitmq(_: Path, is_flushed: bool = False) -> Server:
 class Peer:
     """A server with a client. A new one is an entry of `PEERS`.
 
-    module: a Python module in `clients`, or "java" or "go" for the program in that folder.
+    module: a Python module in `clients`; "java/" with a class, or "go", for the program in that folder.
     offers: what rows may need. settings: what differs from the defaults, of server and client.
     """
 
@@ -346,18 +313,14 @@ class Peer:
     def client(self, python: Path, address: str, is_flushed: bool = False) -> list[str]:
         """The command of a client process."""
         options = {**self.options, **({"acks": "flushed"} if is_flushed and self.module == "qmq_client" else {})}
-        if self.module == "java":
-            return ["java", "-cp", f"{fetch.cache_folder() / 'java'}:{fetch.cache_folder() / 'kafka'}/*", "KafkaClient", address]
+        if self.module.startswith("java/"):
+            cache = fetch.cache_folder()
+            path = ":".join((str(cache / "java"), f"{cache / self.start.__name__}/*"))
+            return ["java", f"-Duser.home={cache / 'java'}", "-cp", path, self.module.removeprefix("java/"), address]
         if self.module == "go":
             return [str(fetch.cache_folder() / "bin" / "nats-client"), address]
         interpreter = sys.executable if self.module == "qmq_client" else str(python)
         return [interpreter, str(CLIENTS / "phases.py"), self.module, address, json.dumps(options)]
-
-    def topic(self, number: int) -> str:
-        return rocketmq_topic(number) if self.start is rocketmq else f"bench{number}"
-
-    def group(self, number: int) -> str:
-        return rocketmq_group(number) if self.start is rocketmq else f"g{number}-"
 
 
 ONE_CACHE: Final = "one replica; acknowledged from the page cache"
@@ -377,7 +340,7 @@ PEERS: Final = (
     Peer(
         "Kafka, Java",
         kafka,
-        "java",
+        "java/KafkaClient",
         KAFKA,
         frozenset({"ordered", "groups", "flush", "disk", "large"}),
         f"{KAFKA_SETTINGS}; linger.ms=0 where sends are awaited",
@@ -416,11 +379,12 @@ PEERS: Final = (
         "no plugins; prefetch 1,000; 1,000 confirms pending",
     ),
     Peer(
-        "RocketMQ, Python client",
+        "RocketMQ, Java",
         rocketmq,
-        "rocketmq_python",
+        "java/RocketMqClient",
         f"{ONE_CACHE}, ASYNC_FLUSH, ASYNC_MASTER",
-        frozenset({"flush"}),
-        "4 queues; 1,000 sends in flight; 4 receiving threads; SYNC_FLUSH in the flushed rows",
+        frozenset({"ordered", "groups", "large", "disk", "flush"}),
+        "server: -Xmx2G, maxTransferCountOnMessageInMemory=1000; client: remoting, batches of 1,000, 8 in flight, pullBatchSize=1000; "
+        "SYNC_FLUSH in the flushed rows",
     ),
 )

@@ -96,7 +96,7 @@ class Session:
 
     def topic(self) -> str:
         self._topics += 1
-        return self.peer.topic(self._topics)
+        return f"bench{self._topics}"
 
     def measure(self, row: Row, times: Times) -> Figures:
         """Warm the clients and the server by the row's own work on another topic, then measure it."""
@@ -129,7 +129,7 @@ class Session:
         phase = {"topic": topic, "seconds": seconds, **row.phase}
         self._start([producer], {**phase, "work": "make"})
         producer.hear("done", READY_S)
-        taking = {**phase, "work": "consume", "prefix": self.peer.group(self._topics)}
+        taking = {**phase, "work": "consume", "prefix": f"g{self._topics}-"}
         if row.consumers and not row.is_backlog:
             for each in consumers:
                 each.say(json.dumps(taking))

@@ -96,12 +96,6 @@ def test_each_run_begins_with_another_system_and_has_all() -> None:
     assert found == [(0, "a"), (0, "b"), (0, "c"), (1, "b"), (1, "c"), (1, "a")]
 
 
-def test_a_rocketmq_row_never_reads_what_warmed_the_server() -> None:
-    filled, *others = [(servers.rocketmq_topic(number), servers.rocketmq_group(number)) for number in range(1, 50)]
-    assert filled not in others
-    assert all(topic[-1] == group[1] for topic, group in others), "a topic's messages are read by its one group"
-
-
 def test_rows_have_names_of_their_own_and_needs_that_some_system_offers() -> None:
     assert len({row.name for row in (*ROWS, *SPARK_ROWS)}) == len(ROWS) + len(SPARK_ROWS)
     assert {row.needs for row in ROWS} - {""} <= servers.ALL
