@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import forms
@@ -27,7 +27,7 @@ for each in (signal.SIGINT, signal.SIGQUIT):
         signal.signal(each, signal.default_int_handler if each is signal.SIGINT else signal.SIG_DFL)
 
 SKIPPED_EXIT = 8
-"""A run's exit code with `--no-skips` if tests were skipped: not the 1 of failed tests, which `.ci/run` repeats."""
+"""A run's exit code with `--no-skips` if tests were skipped: not the 1 of failed tests."""
 
 settings.register_profile("qmq", deadline=None, max_examples=forms.examples(100), derandomize=False)
 settings.load_profile("qmq")
@@ -62,7 +62,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what this form leaves out (see forms.py), and put first what takes long."""
-    left_out = {each for each in items if is_left_out(each)}
+    left_out = outside_form(items)
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [each for each in items if each not in left_out]
@@ -70,15 +70,36 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=place_in_queue)
 
 
-def is_left_out(item: pytest.Item) -> bool:
-    """Whether this form leaves out this test. A test named by its id always runs."""
-    if forms.FORM == "all" or any("::" in each for each in item.config.args):
-        return False
-    if item.get_closest_marker("longest"):
-        return True
-    if item.get_closest_marker("long") and forms.FORM == "gate":
-        return True
-    return takes_turns(item) and not forms.is_turn_of(item.nodeid)
+def outside_form(items: Sequence[pytest.Item]) -> set[pytest.Item]:
+    """Those that this form leaves out."""
+    if forms.FORM == "all":
+        return set()
+    left_out: set[pytest.Item] = set()
+    sampled: set[Path] = set()
+    for item in items:
+        if is_named(item):
+            continue
+        if is_too_long(item) or (is_sampled(item) and item.path in sampled and not item.get_closest_marker("smoke")):
+            left_out.add(item)
+        elif is_sampled(item):
+            sampled.add(item.path)
+    return left_out
+
+
+def is_named(item: pytest.Item) -> bool:
+    """Whether the command line names this test or its file."""
+    config = item.config
+    named = [each.partition("::") for each in config.args]
+    return any(colons or Path(config.invocation_params.dir, path) == item.path for path, colons, _ in named)
+
+
+def is_too_long(item: pytest.Item) -> bool:
+    return bool(item.get_closest_marker("longest") or (forms.FORM == "gate" and item.get_closest_marker("long")))
+
+
+def is_sampled(item: pytest.Item) -> bool:
+    group = item.get_closest_marker("xdist_group")
+    return bool(item.get_closest_marker("sampled") or (group and group.args[0] in forms.SAMPLED_GROUPS) or SYSTEM in item.path.parents)
 
 
 def place_in_queue(item: pytest.Item) -> int:
@@ -86,12 +107,6 @@ def place_in_queue(item: pytest.Item) -> int:
     if item.get_closest_marker("xdist_group"):
         return 0
     return 1 if SYSTEM in item.path.parents else 2
-
-
-def takes_turns(item: pytest.Item) -> bool:
-    group = item.get_closest_marker("xdist_group")
-    slow = item.get_closest_marker("rotating") or (group and group.args[0] in forms.GROUPS_IN_TURN) or SYSTEM in item.path.parents
-    return bool(slow) and not item.get_closest_marker("smoke")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

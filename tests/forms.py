@@ -1,12 +1,13 @@
 """The forms of a test run. `QMQ_TEST_FORM` names the form; `scripts/test` sets it.
 
-    gate   scripts/test         every promise: no tests marked `long`, a quarter of the examples, few seeds, a third of the planted bugs and
-                                a fifth of the tests that take turns, another fifth in each run
-    ci     .ci/run              the same, the tests marked `long`, all planted bugs, a fifth of those that take turns, and changing seeds
-    all    scripts/test --all   every test, also those marked `longest`, all examples, many seeds, and seeds that change from run to run
+    gate   scripts/test         every promise: no tests marked `long`, a quarter of the examples, few seeds, a third of the planted bugs,
+                                and of each file the first test that is sampled
+    ci     .ci/run              the same, the tests marked `long`, all planted bugs, and changing seeds
+    all    scripts/test --all   every test, also those marked `longest`, all examples, and many seeds
 
-Tests take turns if they are marked `rotating`, are in tests/system, or share Spark, a browser or a cluster of processes (GROUPS_IN_TURN).
-Quicker tests prove most of what they show; a test marked `smoke` is the one of its kind that every run has.
+A form has the same tests at every commit. A test is sampled if it is marked `sampled`, is in tests/system, or shares Spark, a browser or a
+cluster of processes (SAMPLED_GROUPS): what it shows through whole systems, quicker tests prove by their parts. One marked `smoke` is in
+every form, too. A file or a test that the command line names runs whole.
 
 The changing seeds follow from `QMQ_TEST_SEED`. The end of a run prints it; setting it repeats the run.
 """
@@ -15,7 +16,6 @@ from __future__ import annotations
 
 import os
 import random
-import zlib
 from collections.abc import Iterable
 from typing import Final
 
@@ -23,9 +23,8 @@ FORMS: Final = ("gate", "ci", "all")
 FORM: Final = os.environ.get("QMQ_TEST_FORM", "gate")
 if FORM not in FORMS:
     raise ValueError(f"QMQ_TEST_FORM is one of {', '.join(FORMS)}, not {FORM!r}")
-PARTS: Final = {"gate": 5, "ci": 5, "all": 1}[FORM]
-GROUPS_IN_TURN: Final = frozenset({"spark", "drivers", "faults", "chromium"})
-"""Groups of xdist whose tests take turns."""
+SAMPLED_GROUPS: Final = frozenset({"spark", "drivers", "faults", "chromium"})
+"""Groups of xdist whose tests are sampled."""
 # xdist's workers inherit the environment of the process that starts them, so all of them have one seed.
 SEED: Final = int(os.environ.setdefault("QMQ_TEST_SEED", str(random.randrange(1, 1 << 31))))
 
@@ -36,14 +35,9 @@ def examples(of_all: int) -> int:
 
 
 def some(names: Iterable[str], parts: int = 3) -> list[str]:
-    """Of what is checked one by one, such as planted bugs: all outside the gate, in the gate one of `parts`, another one each run."""
+    """Of what is checked one by one, such as planted bugs: one of `parts` in the gate, all elsewhere."""
     found = list(names)
-    return found[SEED % parts :: parts] if FORM == "gate" else found
-
-
-def is_turn_of(name: str) -> bool:
-    """Whether a test that takes turns is in this run."""
-    return zlib.crc32(name.encode()) % PARTS == SEED % PARTS
+    return found[::parts] if FORM == "gate" else found
 
 
 def seeds(*, gate: int, every: int, changing: int) -> list[int]:

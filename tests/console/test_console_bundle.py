@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STATIC = ROOT / "qmq" / "console" / "static"
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 @needs.node
 @pytest.mark.xdist_group("chromium")
 def test_the_bundle_in_the_package_is_what_the_sources_make(tmp_path: Path) -> None:

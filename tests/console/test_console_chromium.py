@@ -293,7 +293,7 @@ async def test_a_split_is_made_and_shown_after_the_name_was_typed(stage: Stage, 
     assert "sealed: each old partition ends with its command message" in await page.locator("#route .life").inner_text()
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 async def test_a_split_under_a_backlog_is_watched_until_each_lane_reads_the_new_version(stage: Stage, page: Any) -> None:
     mq, messages = stage.mq, 400
     await mq.metadata.create_subject(SubjectConfig("trades", order=Order.STRICT, logical_partitions=1024), partitions=1)

@@ -102,7 +102,7 @@ async def check(page: Any, address: str) -> None:
 class TestInChromium:
     pytestmark = chromium
 
-    @pytest.mark.rotating
+    @pytest.mark.sampled
     @pytest.mark.parametrize("at", range(len(hostile.TEXTS)), ids=IDS)
     async def test_a_text_in_an_address_and_in_a_message_is_text(self, at: int, stage: Stage, page: Any) -> None:
         text = hostile.TEXTS[at]
@@ -112,7 +112,7 @@ class TestInChromium:
         shown = await page.locator("dl.facts").first.evaluate("each => each.textContent")
         assert shown.count(visible(text)) >= 4, "key, tag, a header's name, its value"
 
-    @pytest.mark.rotating
+    @pytest.mark.sampled
     @pytest.mark.parametrize("at", range(len(hostile.TEXTS)), ids=IDS)
     async def test_a_text_on_the_page_of_a_job_and_at_the_login_is_text(self, at: int, stage: Stage, page: Any) -> None:
         text, it = hostile.TEXTS[at], quote(hostile.TEXTS[at], safe="")
@@ -145,7 +145,7 @@ class TestInChromium:
             await rows.nth(number).wait_for()
         assert await page.evaluate(MADE_BY_TEXT) == [None]
 
-    @pytest.mark.rotating
+    @pytest.mark.sampled
     @pytest.mark.parametrize("at", range(len(hostile.TEXTS)), ids=IDS)
     async def test_a_text_of_a_delayed_message_and_in_a_reason_is_text(self, at: int, stage: Stage, page: Any) -> None:
         text, later, moved = hostile.TEXTS[at], f"later-{at}", f"moved-{at}"

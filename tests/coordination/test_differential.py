@@ -184,7 +184,7 @@ class Generator:
         return max(0, self.now - self.random.choice([-2, -1, 0, 1, 2, 5, 10, 50]))
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.smoke), 1, 2, 3, 4])
 async def test_the_embedded_store_answers_as_etcd_does(seed: int, shared_etcd: EtcdProcess) -> None:
     generator = Generator(seed)

@@ -20,7 +20,7 @@ from support import eventually
 
 from qmq.errors import Compacted, CoordinationError, CoordinationUnavailable, CoordinationUnknown, LeaseNotFound, Outcome
 
-pytestmark = pytest.mark.rotating
+pytestmark = pytest.mark.sampled
 
 
 @asynccontextmanager

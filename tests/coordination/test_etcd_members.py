@@ -19,7 +19,7 @@ from qmq_coordination.etcd.store import EtcdStore
 from qmq.errors import CoordinationUnavailable, CoordinationUnknown, WrongCoordinationStore
 from qmq.proto.etcd import etcd_pb2 as pb
 
-pytestmark = pytest.mark.rotating
+pytestmark = pytest.mark.sampled
 
 
 @pytest.fixture

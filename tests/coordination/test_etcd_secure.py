@@ -24,7 +24,7 @@ from qmq.errors import CoordinationError, CoordinationTlsFailed, CoordinationUna
 from qmq.security.certificates import create_authority, issue
 from qmq.security.tls import LOOK_S
 
-pytestmark = pytest.mark.rotating
+pytestmark = pytest.mark.sampled
 
 DAY = datetime.timedelta(days=1)
 

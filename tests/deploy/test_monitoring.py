@@ -117,7 +117,7 @@ def promtool(*words: str, folder: Path = PROMETHEUS) -> subprocess.CompletedProc
     )
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 @needs.promtool
 @pytest.mark.parametrize(
     "words",
@@ -129,7 +129,7 @@ def test_promtool_is_content(words: tuple[str, ...]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 @needs.promtool
 def test_promtool_sees_an_alert_that_does_not_fire(tmp_path: Path) -> None:
     """Checks the checker: the test above can fail."""

@@ -11,7 +11,7 @@ from code_blocks import blocks_of, is_shown, printed_by
 from qmq_coordination.etcd.process import free_ports
 from support import NodeProcess
 
-pytestmark = pytest.mark.rotating
+pytestmark = pytest.mark.sampled
 
 PAGES = sorted((Path(__file__).resolve().parents[2] / "docs" / "integrations").glob("*.md"))
 MODULES = {
@@ -36,7 +36,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     node.kill()
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_what_an_integrations_page_shows_is_what_its_code_prints(page: Path, address: str, tmp_path: Path) -> None:
     if find_spec(MODULES[page.stem]) is None:

@@ -22,7 +22,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     node.kill()
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 @pytest.mark.parametrize("page", [pytest.param(ROOT / "README.md", marks=pytest.mark.smoke), *PAGES], ids=lambda page: page.stem)
 def test_what_a_page_shows_is_what_its_code_prints(page: Path, address: str, tmp_path: Path) -> None:
     blocks = list(blocks_of(page))

@@ -134,7 +134,7 @@ def test_an_answer_that_does_not_say_where_is_refused() -> None:
         check_all([Poll(process="c1", type="ok", group="billing", records=(Record(0, 1),))], drained=True)
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 def test_a_history_of_many_values_is_judged_in_linear_time() -> None:
     """Anything quadratic would run into the timeout: 50,000 values in the gate, else 200,000."""
     count = 50_000 if forms.FORM == "gate" else 200_000

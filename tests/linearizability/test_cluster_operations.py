@@ -19,7 +19,7 @@ from qmq.testing import TestCluster
 from qmq.testing.cluster import META
 
 pytestmark = [
-    pytest.mark.rotating,
+    pytest.mark.sampled,
     pytest.mark.skipif(not JUDGE.is_file(), reason="needs porcupine: put Go on the PATH and run scripts/judges"),
 ]
 

@@ -21,7 +21,7 @@ from linearizability.register_history import JUDGE, Call, histories_of, judged
 from qmq.errors import CoordinationUnknown
 
 pytestmark = [
-    pytest.mark.rotating,
+    pytest.mark.sampled,
     pytest.mark.skipif(not JUDGE.is_file(), reason="needs porcupine: put Go on the PATH and run scripts/judges"),
 ]
 

@@ -40,7 +40,7 @@ def test_a_node_says_where_its_metrics_are_when_it_is_ready(tmp_path: Path) -> N
             process.terminate()
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 def test_the_compose_files_metaservers_brokers_and_delay_servers_show_theirs(tmp_path: Path) -> None:
     with Cluster(tmp_path / "cluster", environment=QUICK) as cluster:
         cluster.up(["meta0", "g1-a", "d1-a"])

@@ -128,7 +128,7 @@ def test_unstarted_tasks_of_a_paused_process_survive_its_death() -> None:
     bury(loop.kill())
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 def test_a_seed_always_tells_the_same_story() -> None:
     """In this process, and in others, where string hashes differ."""
     folder = str(Path(__file__).parents[1])

@@ -65,7 +65,7 @@ class Walk:
                 assert committed.setdefault(index, epoch) == epoch, f"{index} was committed with another epoch"
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 def test_every_order_of_messages_between_two_candidates() -> None:
     group = Group(logs={"a": (1, 2), "b": (1,), "c": (1,)}, epoch=2)
     group.campaign("a")
@@ -76,7 +76,7 @@ def test_every_order_of_messages_between_two_candidates() -> None:
     assert walk.masters
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 def test_every_order_of_messages_while_a_master_brings_two_slaves_in_step() -> None:
     group = Group(logs={"a": (1, 2, 2), "b": (1, 1), "c": (1,)}, epoch=2, read_max=1)
     group.campaign("a")

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from qmq.cli.app import app
 
-pytestmark = pytest.mark.rotating
+pytestmark = pytest.mark.sampled
 
 Say = Callable[..., Any]
 

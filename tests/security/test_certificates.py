@@ -43,7 +43,7 @@ def shown(source: ExposureSource, figure: Figure) -> float:
     return value
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 def test_a_node_and_its_clients_are_secured_by_three_commands(tmp_path: Path, node_process: NodeProcess) -> None:
     folder = tmp_path / "certs"
     for words in (["ca"], ["server", "dev", "--host", "127.0.0.1"], ["client", "orders"]):

@@ -137,7 +137,7 @@ def variables(tls: Tls) -> dict[str, str]:
     return found if tls.cert is None else {**found, "QMQ_TLS_CERT": str(tls.cert), "QMQ_TLS_KEY": str(tls.key)}
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 async def test_spark_reads_and_writes_what_its_certificate_may(tmp_path: Path) -> None:
     papers = Papers(tmp_path / "papers")
     reports = papers.of("reports", "app")

@@ -104,7 +104,7 @@ def tell() -> str:
     return str([(found.trace, found.events, found.acknowledged) for found in (simulate(seed, 3) for seed in range(40, 48))])
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 def test_a_seed_always_tells_the_same_story() -> None:
     """In this process, and in others, where string hashes differ."""
     folder = str(Path(__file__).parents[1])

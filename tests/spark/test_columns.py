@@ -78,7 +78,7 @@ def queues(draw: st.DrawFn) -> list[SourceBatch]:
     return found
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 @settings(max_examples=examples(300))
 @given(queues(), st.integers(0, 40), st.integers(0, 40), SELECTION | st.just(ReadSelection()), LPS, st.none() | st.integers(1, 9))
 def test_rows_are_those_of_a_loop_over_messages(
@@ -144,7 +144,7 @@ def test_a_batch_without_messages_gives_nothing() -> None:
     assert list(Projector(NAMES).convert([command], whole())) == []
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 @settings(max_examples=examples(300))
 @given(queues(), st.data())
 def test_offsets_that_lie_are_an_error_and_never_foreign_memory(batches: list[SourceBatch], data: st.DataObject) -> None:

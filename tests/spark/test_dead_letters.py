@@ -21,7 +21,7 @@ from support import NodeProcess, eventually, node_config, running
 import qmq
 from qmq.model import Order, SubjectConfig
 
-pytestmark = pytest.mark.rotating
+pytestmark = pytest.mark.sampled
 
 DEAD = """subject string, partition int, broker_group string, sequence long, key binary, tags array<string>, message_id string,
 append_time timestamp, body binary, headers map<string,binary>, create_time timestamp"""

@@ -21,7 +21,7 @@ from support import eventually, node_config, running
 
 import qmq
 
-pytestmark = pytest.mark.rotating
+pytestmark = pytest.mark.sampled
 
 MINUTE = 60_000
 LOG = "subject string, partition int, broker_group string, message_id string, append_time timestamp"

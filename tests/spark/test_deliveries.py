@@ -54,7 +54,7 @@ from qmq.log.actions import (
 from qmq.log.group_state import Share
 from qmq.wire.frame_payloads import Verdict
 
-pytestmark = pytest.mark.rotating
+pytestmark = pytest.mark.sampled
 
 NAMES = ("orders", 0, "ops")
 KEY = ShareKey(*NAMES)

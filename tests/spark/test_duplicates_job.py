@@ -15,7 +15,7 @@ from pyspark_qmq.jobs.duplicates import CAUSES, JOB, copies, gaps, prepare, repo
 from pyspark_qmq.jobs.job import main
 from support import NodeProcess
 
-pytestmark = pytest.mark.rotating
+pytestmark = pytest.mark.sampled
 
 BEGIN = datetime(2026, 11, 21, 9, tzinfo=UTC)
 TYPES = {

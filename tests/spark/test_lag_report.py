@@ -33,7 +33,7 @@ from support import eventually, node_config, running
 import qmq
 from qmq.model import Order, SubjectConfig
 
-pytestmark = pytest.mark.rotating
+pytestmark = pytest.mark.sampled
 
 KEY = QueueKey("s", 0, "g")
 PARTITION = QueueKey("s", 3, "g")

@@ -28,7 +28,7 @@ from support import NodeProcess
 from qmq.errors import InvalidArgument
 from qmq.proto.v1 import meta_pb2 as pb
 
-pytestmark = pytest.mark.rotating
+pytestmark = pytest.mark.sampled
 
 SMALL = LakeOptions(round_bytes=20_000)
 

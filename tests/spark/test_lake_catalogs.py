@@ -28,7 +28,7 @@ from typer.testing import CliRunner
 from qmq.cli.app import app
 from qmq.errors import InvalidArgument
 
-pytestmark = [pytest.mark.rotating, pytest.mark.xdist_group("lake catalogs")]
+pytestmark = [pytest.mark.sampled, pytest.mark.xdist_group("lake catalogs")]
 
 PROGRAM = Path(__file__).parent / "iceberg_rest" / "IcebergRestCatalog.java"
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from qmq.cli.app import app
 
-pytestmark = pytest.mark.rotating
+pytestmark = pytest.mark.sampled
 
 
 class Shell:

@@ -19,7 +19,7 @@ from qmq.errors import InvalidArgument, LogDamaged
 
 __all__ = ["history"]
 
-pytestmark = pytest.mark.rotating
+pytestmark = pytest.mark.sampled
 
 FILES = {
     "data": "data/**/*.parquet",

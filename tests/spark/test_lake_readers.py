@@ -18,7 +18,7 @@ from support import NodeProcess
 
 from qmq.proto.v1 import meta_pb2 as pb
 
-pytestmark = pytest.mark.rotating
+pytestmark = pytest.mark.sampled
 
 OUT_OF_ORDER = """
 select count(*) from (

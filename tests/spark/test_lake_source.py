@@ -32,7 +32,7 @@ from qmq.errors import InvalidArgument, LogDamaged, MessagesExpired, UnknownSubj
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.schemas.declared_schema import SchemaFormat
 
-pytestmark = pytest.mark.rotating
+pytestmark = pytest.mark.sampled
 
 SCHEMA = default_schema(with_headers=True)
 ORDER = [("partition", "ascending"), ("sequence", "ascending")]

@@ -25,7 +25,7 @@ import qmq.blocking
 from qmq.errors import IncompatibleSchema, InvalidArgument
 from qmq.schemas.declared_schema import Compatibility, SchemaFormat
 
-pytestmark = pytest.mark.rotating
+pytestmark = pytest.mark.sampled
 
 INT = {"type": "integer", "format": "int32"}
 LONG = {"type": "integer"}

@@ -85,7 +85,7 @@ def result(folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 def test_the_audit_of_a_real_log_is_clean_and_finds_what_is_planted(
     spark: SparkSession, node_process: NodeProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,7 +20,7 @@ from qmq_ordering.hashing import logical_partition
 
 from qmq.errors import InvalidArgument
 
-pytestmark = pytest.mark.rotating
+pytestmark = pytest.mark.sampled
 
 SEEDS = range(24)
 CLOCK_MS = 3

@@ -355,7 +355,7 @@ def test_a_cluster_that_is_away_fails_the_task_when_its_patience_ends() -> None:
     nowhere.close()
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 def test_a_broker_that_is_killed_in_the_middle_and_comes_back_gets_each_row_once(tmp_path: Path) -> None:
     node = NodeProcess(tmp_path / "node")
     node.start()

@@ -14,7 +14,7 @@ ROWS = 336_776
 CHANGES = 12
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 def test_rows_published_through_three_changing_broker_groups_are_read_back(spark: SparkSession, tmp_path: Path) -> None:
     rows = source_rows(ROWS)
     with cluster(tmp_path) as found:

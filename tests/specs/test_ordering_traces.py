@@ -19,7 +19,7 @@ from specs.ordering_trace import ordering_lines
 from specs.ordering_traces import NEEDS, check_observations, check_ordering_seed, traced
 from specs.trace_checker import check_trace
 
-pytestmark = [pytest.mark.long, pytest.mark.rotating, pytest.mark.skipif(not is_there(), reason="needs Java, and TLC: scripts/judges")]
+pytestmark = [pytest.mark.long, pytest.mark.sampled, pytest.mark.skipif(not is_there(), reason="needs Java, and TLC: scripts/judges")]
 
 REFUSED_AT: Final = {
     "publish before the sources are sealed": 1,

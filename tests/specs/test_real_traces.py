@@ -16,7 +16,7 @@ from specs.replication_traces import check_replicas
 from specs.trace_checker import check_trace
 from specs.traced_replicas import a_replicated_run
 
-pytestmark = [pytest.mark.long, pytest.mark.rotating, pytest.mark.skipif(not is_there(), reason="needs Java, and TLC: scripts/judges")]
+pytestmark = [pytest.mark.long, pytest.mark.sampled, pytest.mark.skipif(not is_there(), reason="needs Java, and TLC: scripts/judges")]
 
 
 async def test_a_real_cluster_does_with_ordered_messages_what_is_specified(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from specs.mistakes import PLANTED, Mistake
 from specs.model_checker import ORDERING, REPLICATION, Model, check, is_there
 
-pytestmark = [pytest.mark.long, pytest.mark.rotating, pytest.mark.skipif(not is_there(), reason="needs Java, and TLC: scripts/judges")]
+pytestmark = [pytest.mark.long, pytest.mark.sampled, pytest.mark.skipif(not is_there(), reason="needs Java, and TLC: scripts/judges")]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from sim.traces import trace
 from specs.model_checker import is_there
 from specs.replication_traces import check_replicas, check_seed
 
-pytestmark = [pytest.mark.long, pytest.mark.rotating, pytest.mark.skipif(not is_there(), reason="needs Java, and TLC: scripts/judges")]
+pytestmark = [pytest.mark.long, pytest.mark.sampled, pytest.mark.skipif(not is_there(), reason="needs Java, and TLC: scripts/judges")]
 
 REFUSED_AT: Final = {
     "commit entries of an older epoch by counting": 1,

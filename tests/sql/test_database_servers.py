@@ -8,7 +8,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 async def test_what_one_way_in_commits_the_others_see_also_after_a_restart(database: Database) -> None:
     engine = create_engine(database.sync_url)
     with engine.begin() as connection:

@@ -45,7 +45,7 @@ def foreign_row(engine: Engine, aggregate: str, key: str, payload: str, created:
         )
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 async def test_an_event_commits_with_the_transaction_and_is_sent_as_event_router_does(database: Database, node: Node) -> None:
     with engine_of(database) as engine:
         make_table(engine)
@@ -65,7 +65,7 @@ async def test_an_event_commits_with_the_transaction_and_is_sent_as_event_router
     assert message.headers == {"id": str(ORDER.id).encode(), "eventType": b"OrderCreated"}
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 async def test_rows_of_other_programs_keep_the_order_of_a_column_that_grows(database: Database, node: Node) -> None:
     with engine_of(database) as engine:
         make_table(engine, ",\n    created BIGINT NOT NULL")
@@ -78,7 +78,7 @@ async def test_rows_of_other_programs_keep_the_order_of_a_column_that_grows(data
         assert [json.loads(each.body)["n"] for each in found] == list(range(120))
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 async def test_two_that_take_rows_in_at_the_same_time_make_one_message_of_each(database: Database) -> None:
     with engine_of(database) as engine:
         make_table(engine)
@@ -102,7 +102,7 @@ async def test_two_that_take_rows_in_at_the_same_time_make_one_message_of_each(d
         assert len(rows) == len({bytes(row.message_id) for row in rows}) == 130
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 async def test_a_row_that_is_not_a_message_stays_and_does_not_hold_up_others(
     database: Database, node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -117,7 +117,7 @@ async def test_a_row_that_is_not_a_message_stays_and_does_not_hold_up_others(
         caplog.clear()
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 async def test_an_id_that_is_used_twice_does_not_hold_up_other_rows(database: Database, caplog: pytest.LogCaptureFixture) -> None:
     with engine_of(database) as engine:
         make_table(engine, ",\n    created BIGINT NOT NULL")

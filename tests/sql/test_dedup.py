@@ -76,7 +76,7 @@ async def test_a_key_of_the_applications_own_counts_to_the_last_byte_and_is_neve
                     await way.work(each)
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 async def test_of_two_consumers_with_the_same_message_the_second_waits_and_finds_it_done(database: Database) -> None:
     """SQLite has one writer at a time: the second one waits for the lock of the whole database instead."""
     async with ways(database) as found:
@@ -131,7 +131,7 @@ async def test_if_the_first_of_two_fails_the_second_has_the_effect(database: Dat
     assert len(effects(database)) == 2
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
 @pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
 async def test_under_strict_isolation_the_second_of_two_is_done_or_later_never_new(database: Database, isolation: str) -> None:
@@ -187,7 +187,7 @@ async def test_a_lock_that_cannot_be_taken_means_later_and_never_done(database: 
     assert effects(database) == [str(message(number).id) for number in range(3)]
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 async def test_while_the_database_is_away_nothing_is_done_and_nothing_skipped(database: Database) -> None:
     if database.server is None:
         for given in (create_engine(f"sqlite:///{database.name}/away"), lambda: sqlite3.connect(f"{database.name}/away")):
@@ -209,7 +209,7 @@ async def test_while_the_database_is_away_nothing_is_done_and_nothing_skipped(da
     assert effects(database) == [str(message(number).id) for number in range(1, 2 + len(WAYS))]
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
 async def test_a_database_that_goes_away_under_the_handler_takes_record_and_effect_with_it(database: Database) -> None:
     def lose(handed: Any) -> None:

@@ -60,7 +60,7 @@ async def test_a_handler_that_fails_twice_has_its_effect_at_the_third_attempt(no
     assert effects(database) == ["loop", "thread"]
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
 async def test_while_the_database_is_away_messages_wait_without_attempts(
     node: Node, database: Database, caplog: pytest.LogCaptureFixture

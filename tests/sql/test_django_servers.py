@@ -16,7 +16,7 @@ import pytest
 from database_servers import Database
 
 pytest.importorskip("django", reason="needs Django: pip install 'qmq[django]'")
-pytestmark = pytest.mark.rotating
+pytestmark = pytest.mark.sampled
 
 TESTS = [str(Path("tests") / "qmq" / "integrations" / each) for each in ("test_django.py", "test_django_tasks.py")]
 ROOT = Path(__file__).parents[2]

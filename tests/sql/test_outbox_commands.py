@@ -20,7 +20,7 @@ from qmq.cli.app import app
 from qmq.sql.dialects import DIALECTS
 from qmq.sql.outbox_tables import migration
 
-pytestmark = pytest.mark.rotating
+pytestmark = pytest.mark.sampled
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "OUTBOX.md"
 

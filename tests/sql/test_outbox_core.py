@@ -112,7 +112,7 @@ KEYS = st.binary(max_size=20)
 TEXTS = st.text(min_size=1, max_size=20)
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 @given(KEYS, st.lists(TEXTS, max_size=3), st.dictionaries(TEXTS.filter(lambda name: not name.startswith("qmq-")), KEYS, max_size=3), KEYS)
 def test_a_row_gives_back_the_message_that_was_put_in(key: bytes, tags: list[str], headers: dict[str, bytes], body: bytes) -> None:
     message = new_message(MessageId(1, 2, 0), 5_000_000, "s", body, key=key, tags=tags, headers=headers)

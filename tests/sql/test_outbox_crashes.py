@@ -15,7 +15,7 @@ from qmq.model import MessageId
 from qmq.node.dev_node import Node
 from qmq.sql.outbox import create_tables
 
-pytestmark = pytest.mark.rotating
+pytestmark = pytest.mark.sampled
 
 SENDERS = ("inserted", "committed", "sent", "deleted")
 WATCHDOGS = ("watchdog_took_the_lease", "watchdog_sent")

@@ -19,7 +19,7 @@ from qmq.sql.outbox_sender import Fates
 from qmq.sql.outbox_statements import Operations
 from qmq.sql.outbox_tables import TABLE
 
-pytestmark = pytest.mark.rotating
+pytestmark = pytest.mark.sampled
 
 
 async def test_rows_of_an_older_copy_are_sent_again_with_their_ids(database: Database, node: Node) -> None:

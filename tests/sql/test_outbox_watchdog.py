@@ -30,7 +30,7 @@ from qmq.errors import InvalidArgument
 from qmq.model import SubjectConfig
 from qmq.node.dev_node import Node
 
-pytestmark = pytest.mark.rotating
+pytestmark = pytest.mark.sampled
 
 
 async def test_it_sends_what_a_dead_process_left_each_key_in_order_and_deletes_it(database: Database, node: Node) -> None:

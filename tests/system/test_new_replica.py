@@ -22,7 +22,7 @@ from qmq.log.segments import segment_name
 from qmq.proto.v1 import control_pb2 as pb
 from system.group import describe
 
-pytestmark = [pytest.mark.rotating, pytest.mark.xdist_group("faults")]
+pytestmark = [pytest.mark.sampled, pytest.mark.xdist_group("faults")]
 
 OPTIONS: Final = ("--segment-mib", "1", "--local-retention-mib", "2", "--object-store-cache-mib", "128")
 

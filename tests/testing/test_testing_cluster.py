@@ -97,7 +97,7 @@ async def test_a_server_that_stops_by_itself_fails_the_test() -> None:
                 cluster.master()
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 def test_the_plugin_gives_each_test_a_cluster_as_its_marker_says(pytester: pytest.Pytester) -> None:
     pytester.makeconftest("from qmq.testing.plugin import pytest_configure, qmq_cluster")  # what the entry point does otherwise
     pytester.makepyfile(

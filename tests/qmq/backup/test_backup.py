@@ -80,7 +80,7 @@ async def test_a_schedule_whose_state_is_no_messagepack_is_told_as_damage(cluste
         BackupVerifier(objects).verify(msgspec.structs.replace(manifest, groups=(group,)))
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 async def test_a_backup_refers_to_what_an_earlier_one_has(
     cluster: LiveCluster, empty_cluster: LiveCluster, history: History, tmp_path: Path
 ) -> None:
@@ -104,7 +104,7 @@ async def test_a_backup_refers_to_what_an_earlier_one_has(
         assert group.lineage != next(each.lineage for each in second.groups if each.name == group.name), "its log goes its own way"
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 async def test_replicas_join_a_restored_group(cluster: LiveCluster, empty_cluster: LiveCluster, history: History, tmp_path: Path) -> None:
     objects = objects_in(tmp_path / "backups")
     async with cluster.client() as mq:

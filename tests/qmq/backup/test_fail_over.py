@@ -73,7 +73,7 @@ async def until_copied(cluster: LiveCluster, history: History) -> None:
             await asyncio.sleep(0.2)
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 async def test_the_runbook_of_fail_over_and_fail_back_loses_nothing(
     cluster: LiveCluster, second: LiveCluster, history: History, tmp_path: Path
 ) -> None:

@@ -95,7 +95,7 @@ class DyingDisk(Disk):
         super().sync(fd)
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 async def test_a_restore_that_dies_at_any_flush_is_continued(
     cluster: LiveCluster, empty_cluster: LiveCluster, history: History, tmp_path: Path
 ) -> None:
@@ -118,7 +118,7 @@ async def test_a_restore_that_dies_at_any_flush_is_continued(
         assert sorted(body for _, body in await rest(mq, PLAIN, GROUP)) == sorted(history.plain)
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 async def test_a_server_started_before_its_restore_creates_no_new_log(
     cluster: LiveCluster, empty_cluster: LiveCluster, history: History, tmp_path: Path
 ) -> None:
@@ -138,7 +138,7 @@ async def test_a_server_started_before_its_restore_creates_no_new_log(
     await empty_cluster.store.close()
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 async def test_delayed_messages_come_from_the_schedule_when_the_log_lost_them(
     cluster: LiveCluster, empty_cluster: LiveCluster, history: History, tmp_path: Path
 ) -> None:
@@ -169,7 +169,7 @@ def _qmq(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "qmq.cli", *words], capture_output=True, text=True, timeout=120, check=False)
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 async def test_a_killed_create_leaves_no_backup_and_the_commands_continue(own_etcd: EtcdProcess, tmp_path: Path) -> None:
     where, etcd = tmp_path / "backups", ("--etcd", own_etcd.endpoint.removeprefix("http://"))
     first = LiveCluster(own_etcd.endpoint, "", tmp_path / "first", {"b1": ("a",)})
@@ -199,7 +199,7 @@ async def test_a_killed_create_leaves_no_backup_and_the_commands_continue(own_et
     assert (refused.returncode, "has a cluster already" in refused.stderr) == (2, True)
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 async def test_the_commands_restore_and_rebuild_a_cluster_that_serves(own_etcd: EtcdProcess, tmp_path: Path) -> None:
     where, etcd = tmp_path / "backups", ("--etcd", own_etcd.endpoint.removeprefix("http://"))
 

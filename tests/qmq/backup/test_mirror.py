@@ -188,7 +188,7 @@ async def taken(mq: qmq.Client, subject: str, count: int) -> list[bytes]:
     return found
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 async def test_mirrors_in_both_directions_copy_nothing_back(
     cluster: LiveCluster, second: LiveCluster, history: History, tmp_path: Path
 ) -> None:
@@ -212,7 +212,7 @@ async def test_mirrors_in_both_directions_copy_nothing_back(
         other.close()
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 async def test_a_subject_of_another_kind_in_the_target_is_named_and_holds_up_no_other(
     cluster: LiveCluster, second: LiveCluster, history: History, tmp_path: Path
 ) -> None:
@@ -254,7 +254,7 @@ def test_a_group_gets_the_newest_note_that_it_has_done_and_never_a_newer_one() -
     assert record.lag({("g", 0): 9, ("g", 1): 3}, {("g", 1): 1}) == 7
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 async def test_the_command_copies_once_and_shows_its_lag(
     cluster: LiveCluster, second: LiveCluster, history: History, tmp_path: Path
 ) -> None:

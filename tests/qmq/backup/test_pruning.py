@@ -278,7 +278,7 @@ async def test_a_backup_waits_for_a_prune_and_fails_if_its_mark_was_taken(cluste
     assert objects.ids() == [made.id]
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 async def test_a_cluster_is_restored_from_the_newest_after_a_prune(
     cluster: LiveCluster, empty_cluster: LiveCluster, history: History, tmp_path: Path
 ) -> None:

@@ -21,7 +21,7 @@ def measured(node: NodeProcess, *words: str) -> dict[str, float]:
     return dict(found)
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 def test_published_messages_are_stored_and_consumed(node_process: NodeProcess) -> None:
     node_process.start()
     published = measured(node_process, "pub", "speed", "--messages", "2500", "--size", "10", "--batch", "1000")

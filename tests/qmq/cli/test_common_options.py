@@ -23,7 +23,7 @@ from qmq.cli.added_options import is_view
 from qmq.cli.app import app
 from qmq.cli.completing import SHELLS, broker_groups, completer_of, either, groups, subjects
 
-pytestmark = pytest.mark.rotating
+pytestmark = pytest.mark.sampled
 
 QMQ = Path(sys.executable).with_name("qmq")
 WITHOUT_JSON = {

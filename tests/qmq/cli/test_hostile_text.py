@@ -45,7 +45,7 @@ def test_control_and_format_characters_become_escapes(text: str, shown: str) -> 
     assert visible(text) == shown
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 @pytest.mark.parametrize("text", hostile.TEXTS, ids=range(len(hostile.TEXTS)))
 def test_reasons_clients_and_keys_of_others_are_printed_harmlessly(meta: FakeMeta, qmq: Command, text: str) -> None:
     pause = pb.Pause(kind="group", subject="*", group="g", reason=text)
@@ -60,7 +60,7 @@ def test_reasons_clients_and_keys_of_others_are_printed_harmlessly(meta: FakeMet
     assert qmq.json("pause", "list")[0]["reason"] == text
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 @pytest.mark.parametrize("text", hostile.TEXTS, ids=range(len(hostile.TEXTS)))
 def test_an_error_s_text_is_printed_harmlessly(meta: FakeMeta, qmq: Command, text: str) -> None:
     meta.answers["ListSubjects"] = InvalidArgument(text.replace("\0", ""))  # gRPC's trailers carry no NUL

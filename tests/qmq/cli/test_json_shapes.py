@@ -245,7 +245,7 @@ def operation(say: Walk, metrics: str) -> None:
         say(name, *words, "--folder", str(say.folder / "pki"))
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 def test_every_command_prints_the_fields_of_the_page(tmp_path: Path) -> None:
     node = NodeProcess(tmp_path / "node", "--metrics-port", "0")
     node.start()

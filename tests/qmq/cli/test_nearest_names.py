@@ -15,7 +15,7 @@ import qmq.blocking
 from qmq.cli.names import corrected, nearest
 from qmq.model import Order, SubjectConfig
 
-pytestmark = pytest.mark.rotating
+pytestmark = pytest.mark.sampled
 
 NO_ID = "0" * 32
 WRONG_SUBJECT = (

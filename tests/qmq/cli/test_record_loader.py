@@ -72,7 +72,7 @@ async def attempt(mq: qmq.Client, path: Path, breaks_at: int | None, journal: ty
         held.close()
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 @pytest.mark.parametrize("order", [Order.NONE, Order.STRICT])
 @pytest.mark.parametrize("journal", [LoadJournal, SilentJournal])
 async def test_records_are_stored_once_whatever_attempts_end_with(

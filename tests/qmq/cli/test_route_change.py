@@ -158,7 +158,7 @@ def test_a_change_is_over_when_every_group_has_advanced(meta: FakeMeta, qmq: Com
     assert len(meta.requests("DescribeRoute")) == 4
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 def test_waiting_outlasts_a_metaserver_that_is_away(meta: FakeMeta, qmq: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     from grpc import StatusCode
 

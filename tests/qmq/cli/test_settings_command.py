@@ -28,7 +28,7 @@ def settings(environment: dict[str, str], *words: str) -> dict[str, tuple[str, s
     return {each["setting"]: (each["value"], each["from"]) for each in json.loads(done.stdout)}
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 def test_an_argument_goes_before_a_variable_before_the_context(environment: dict[str, str], tmp_path: Path) -> None:
     assert settings(environment)["server"] == (SERVER, "default")
     for name in ("prod", "test"):

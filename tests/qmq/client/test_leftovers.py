@@ -35,7 +35,7 @@ async def ordered(mq: Client) -> None:
     await mq.ordered_producer("o").send(b"1", "k")
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 async def test_pulls_of_an_idle_subject_leave_nothing_behind(cluster: TestCluster) -> None:
     mq = cluster.client()
     await mq.send("s", b"1")

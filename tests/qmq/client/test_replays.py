@@ -60,7 +60,7 @@ def killed_at(address: str, done: int) -> None:
         process.kill()
 
 
-@pytest.mark.rotating  # each kill waits for the lease of the process that was killed
+@pytest.mark.sampled  # each kill waits for the lease of the process that was killed
 async def test_letters_are_replayed_each_once_by_processes_that_are_killed(node: Node) -> None:
     bodies = [b"%05d" % number for number in range(5_000)]
     chance = random.Random(forms.SEED)

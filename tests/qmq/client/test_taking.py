@@ -23,7 +23,7 @@ async def mq() -> AsyncIterator[qmq.Client]:
         yield found
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 async def test_one_message_of_each_key_is_taken_until_it_is_settled(mq: qmq.Client) -> None:
     await mq.send_many("s", [b"a1", b"a2", b"b1"], keys=["a", "a", "b"])
     async with mq.ordered_consumer("s", "g", ack="explicit") as consumer:
@@ -73,7 +73,7 @@ async def test_a_released_message_comes_again_with_the_same_attempt_before_later
         await last.ack()
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 async def test_who_rests_leaves_unseen_messages_to_others_and_keeps_what_it_has(mq: qmq.Client) -> None:
     await mq.send_many("u", [b"%d" % number for number in range(100)])
     async with mq.consumer("u", "g", ack="explicit") as resting, mq.consumer("u", "g", ack="explicit") as other:

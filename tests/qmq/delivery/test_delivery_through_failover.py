@@ -43,7 +43,7 @@ async def everything(mq: qmq.Client, subject: str, group: str, count: int) -> li
     return found
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 async def test_each_dead_message_is_in_the_queue_once_although_the_master_was_killed(three: ServerCluster) -> None:
     async with qmq.connect(three.servers) as mq:
         await mq.send_many("orders", [b"%d" % number for number in range(2_000)])

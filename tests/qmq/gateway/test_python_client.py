@@ -23,7 +23,7 @@ from qmq.security.certificates import create_authority, issue
 from qmq.testing import TestCluster
 
 pytestmark = [
-    pytest.mark.rotating,
+    pytest.mark.sampled,
     pytest.mark.skipif(find_spec("rocketmq") is None, reason="needs RocketMQ's client: pip install rocketmq-python-client"),
 ]
 

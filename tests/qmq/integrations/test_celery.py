@@ -23,7 +23,7 @@ celery = pytest.importorskip("celery", reason="needs Celery: pip install 'qmq[ce
 import qmq.blocking  # noqa: E402
 
 pytestmark = [
-    pytest.mark.rotating,
+    pytest.mark.sampled,
     pytest.mark.xdist_group("celery"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
 ]

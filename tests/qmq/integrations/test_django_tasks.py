@@ -247,7 +247,7 @@ def test_the_check_tells_of_an_option_that_does_not_exist(backend: Any) -> None:
     assert found == ["qmq.E002", "qmq.E003"]
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 def test_the_command_runs_the_tasks_of_a_queue(project: str, tasks: Any) -> None:
     result = tasks.meaning_of_life.using(queue_name="queue-1").enqueue()
     command = [sys.executable, str(HERE / "django_project.py"), "qmq_tasks", "--queue", "queue-1"]

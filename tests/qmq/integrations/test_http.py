@@ -356,7 +356,7 @@ async def test_the_description_is_not_made_for_each_request(http: Any, monkeypat
     assert (answer.headers["content-type"], answer.json()) == ("application/json", document())
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 @pytest.mark.long
 async def test_schemathesis_finds_no_answer_that_the_description_does_not_name(http: Any, tmp_path: Path) -> None:
     pytest.importorskip("schemathesis", reason="needs schemathesis")

@@ -50,7 +50,7 @@ async def test_a_consumer_of_a_deleted_subject_hears_so() -> None:
                 await consumer.pull(1, wait=timedelta(seconds=10))
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 async def test_an_ordered_subject_starts_over_after_a_split_and_a_restart_too() -> None:
     async with TestCluster(delay=False) as cluster:
         mq = cluster.client()
@@ -74,7 +74,7 @@ async def test_an_ordered_subject_starts_over_after_a_split_and_a_restart_too() 
             assert (await consumer.pull(9)).bodies == [b"new"]
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 async def test_deletion_waits_for_a_lost_broker_group_and_continues_when_it_is_back() -> None:
     async with TestCluster(groups=2, delay=False) as cluster:
         mq = cluster.client()

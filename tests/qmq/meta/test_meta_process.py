@@ -20,7 +20,7 @@ from qmq.client.metadata.service import MetadataClient
 from qmq.errors import CoordinationUnavailable
 from qmq.model import SubjectConfig
 
-pytestmark = pytest.mark.rotating
+pytestmark = pytest.mark.sampled
 
 
 def get(port: int, path: str) -> tuple[int, str]:

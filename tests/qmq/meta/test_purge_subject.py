@@ -56,7 +56,7 @@ async def test_a_purge_is_on_every_replica() -> None:
             assert (await consumer.pull(9, SOON)).bodies == [b"new"]
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 async def test_an_ordered_subject_is_purged_in_all_partitions_of_its_route() -> None:
     async with TestCluster(delay=False) as cluster:
         mq = cluster.client()

@@ -27,7 +27,7 @@ from qmq.node.replica.broker import ReplicaBroker
 from qmq.node.replica.node import ReplicaNode
 from qmq.node.schedule_transfer import ReplicaScheduleFiles, ScheduleTransfer
 
-pytestmark = pytest.mark.rotating
+pytestmark = pytest.mark.sampled
 
 LATER = timedelta(hours=30)
 BODY = b"x" * 1_000

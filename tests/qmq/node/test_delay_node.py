@@ -59,7 +59,7 @@ async def test_delivery_needs_no_metaserver(tmp_path: Path) -> None:
         await eventually(lambda: cluster.delivered("s") == 2)
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 async def test_a_whole_group_that_was_stopped_delivers_what_became_due_meanwhile(tmp_path: Path) -> None:
     async with running_delay(tmp_path) as (cluster, address), qmq.connect(address) as mq:
         await mq.send_many("s", [b"%d" % number for number in range(50)], delays=SOON * 2)

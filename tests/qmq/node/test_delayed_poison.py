@@ -61,7 +61,7 @@ HARMLESS = {"a number beyond a message id", "a create time before 1970"}
 """It leaves under another number; with its delta the time is 1970."""
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 async def test_delayed_poison_holds_up_no_other_message_also_after_a_restart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = node_config(tmp_path, delay=True)
     subjects = dict(zip(LIES, (f"s{number}" for number in range(len(LIES))), strict=True))

@@ -100,7 +100,7 @@ async def test_an_incomplete_schedule_is_not_taken_for_an_empty_one(tmp_path: Pa
             await Node(config(tmp_path, log)).start()
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 async def test_a_killed_node_delivers_after_its_restart_what_it_had_acknowledged(tmp_path: Path) -> None:
     process = NodeProcess(tmp_path, "--tick-ms", "50")
     try:

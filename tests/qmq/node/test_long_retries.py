@@ -14,7 +14,7 @@ import qmq
 from qmq import limits, model
 from qmq.node.dev_node import Node
 
-pytestmark = pytest.mark.rotating
+pytestmark = pytest.mark.sampled
 
 LONG = timedelta(seconds=1)
 """More than brokers keep themselves, in these tests."""

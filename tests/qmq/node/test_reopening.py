@@ -146,7 +146,7 @@ async def test_a_deposed_master_reopens_its_store_without_blocking_the_loop(tmp_
         assert group.fatal == []
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 async def test_an_uncommitted_tail_is_cut_without_delay_for_others(tmp_path: Path) -> None:
     async with running(tmp_path) as (group, mq):
         name = await group.master()

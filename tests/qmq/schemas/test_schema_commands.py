@@ -16,7 +16,7 @@ from qmq.errors import InvalidArgument, SchemaMismatch
 from qmq.schemas.declared_schema import SchemaFormat
 from qmq.schemas.schema_check import SchemaCheck
 
-pytestmark = pytest.mark.rotating
+pytestmark = pytest.mark.sampled
 
 
 @pytest.fixture

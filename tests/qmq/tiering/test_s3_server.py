@@ -56,7 +56,7 @@ def objects_in(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-@pytest.mark.rotating
+@pytest.mark.sampled
 async def test_a_log_is_copied_read_and_deleted_through_every_fault(tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     random, counts = Random(1), dict.fromkeys(FAULTS, 0)
 
