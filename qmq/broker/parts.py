@@ -42,12 +42,41 @@ from qmq.security.access import OpenAccess
 from qmq.wire.frame import Frame
 
 
-class Commits(Protocol):
-    """The broker's interface for the committer."""
+class ServingBroker(Protocol):
+    """The broker, as its parts see it. Requests of one round of the event loop are written and answered together, in one turn."""
 
     @property
     def store(self) -> Store:
         """The store that is served from now on."""
+        ...
+
+    @property
+    def is_serving(self) -> bool: ...
+
+    @property
+    def is_paused(self) -> bool:
+        """The mastership is being handed over: no message is handed out."""
+        ...
+
+    @property
+    def fatal(self) -> Callable[[BaseException], None]:
+        """Stops the process."""
+        ...
+
+    def require_serving(self) -> None:
+        """Raises NotMaster."""
+        ...
+
+    def schedule(self) -> None:
+        """Schedule a turn for the end of this round of the event loop."""
+        ...
+
+    def act(self, action: ScheduleAction) -> None:
+        """Write the action with the next turn, after earlier ones. The actions of one turn are one entry: all or none. Raises NotMaster."""
+        ...
+
+    async def committed(self) -> None:
+        """Returns when everything written so far is committed. Raises NotMaster if this replica will not learn that."""
         ...
 
     def commit(self, index: int) -> None:
@@ -56,6 +85,10 @@ class Commits(Protocol):
 
     def flushed(self, index: int) -> None:
         """Everything up to `index` is committed, and flushed on a majority."""
+        ...
+
+    def answer_error(self, peer: Peer, request_id: int, failure: QmqError) -> None:
+        """Answer a request with an error."""
         ...
 
 
@@ -78,7 +111,7 @@ class Committer(Protocol):
 class Alone:
     """The committer of a single node."""
 
-    def __init__(self, broker: Commits) -> None:
+    def __init__(self, broker: ServingBroker) -> None:
         self._broker = broker
 
     def written(self, index: int) -> None:
@@ -152,22 +185,6 @@ def _raise(cause: BaseException) -> None:
 
 Admit = Callable[[list[Intake]], None]
 """Checks the batches of one request of a write, after those of earlier requests. Raises a QmqError, and then none of them is stored."""
-
-
-class ServingBroker(Protocol):
-    """The broker, for the work that it does while it serves."""
-
-    def require_serving(self) -> None:
-        """Raises NotMaster."""
-        ...
-
-    def act(self, action: ScheduleAction) -> None:
-        """Write the action with the next turn, after earlier ones. The actions of one turn are one entry: all or none. Raises NotMaster."""
-        ...
-
-    async def committed(self) -> None:
-        """Returns when everything written so far is committed. Raises NotMaster if this replica will not learn that."""
-        ...
 
 
 class MasterWork(Protocol):
@@ -285,23 +302,6 @@ class PendingResponses:
         return left
 
 
-class Turns(Protocol):
-    """The broker's turns: requests of one round of the event loop are written and answered together."""
-
-    @property
-    def is_paused(self) -> bool:
-        """The mastership is being handed over: no message is handed out."""
-        ...
-
-    def schedule(self) -> None:
-        """Schedule a turn for the end of this round of the event loop."""
-        ...
-
-    def answer_error(self, peer: Peer, request_id: int, failure: QmqError) -> None:
-        """Answer a request with an error."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class ServingParts:
     """The parts of one broker, on one store."""
@@ -315,5 +315,5 @@ class ServingParts:
     rules: GroupRules
     report_damage: Callable[[LogDamaged], bool]
     """Reports damage. Returns True if it is being repaired, and waiting pulls will be woken."""
-    turns: Turns
+    turns: ServingBroker
     subjects: BrokerSubjects

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
 
+from qmq.client.metadata.service import MetadataClient
 from qmq.client.producing.batch import texts
 from qmq.proto.v1 import access_pb2 as pb
-
-
-class Metaservers(Protocol):
-    """The interface of the client that `AccessClient` uses."""
-
-    async def call(self, method: str, request: Any) -> Any:
-        """Call a method of a metaserver. Raises the typed error that the metaserver raised, or NotConnected."""
-        ...
 
 
 class AccessClient:
@@ -23,7 +15,7 @@ class AccessClient:
     another token.
     """
 
-    def __init__(self, metaservers: Metaservers) -> None:
+    def __init__(self, metaservers: MetadataClient) -> None:
         self._metaservers = metaservers
 
     async def whoami(self) -> pb.WhoAmIResponse:

@@ -34,7 +34,7 @@ from qmq.client.producing.producer import ProducerIds
 from qmq.delay.admin import EngineAdmin, check_due
 from qmq.delay.config import DelayConfig
 from qmq.delay.dispatcher.dispatcher import DueDispatcher
-from qmq.delay.engine import Dispatcher, Engine, SettlingClock
+from qmq.delay.engine import Engine, SettlingClock
 from qmq.delay.plan_log import StorePlanLog
 from qmq.delay.recurrence import check as check_recurrence
 from qmq.delay.schedule import PendingCounts
@@ -235,7 +235,7 @@ class DelayWork:
         self.engine = Engine(schedule_of(store), broker, self._clock, self._config, self._dispatcher, self._fatal, self.timekeeper)
         self.engine.start()
 
-    def _dispatcher(self, plan_log: StorePlanLog) -> Dispatcher:
+    def _dispatcher(self, plan_log: StorePlanLog) -> DueDispatcher:
         assert self._links is not None
         return DueDispatcher(self._links, plan_log, new_producer_id=self._new_producer_id)
 

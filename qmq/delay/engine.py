@@ -16,15 +16,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 
+from qmq.broker.parts import ServingBroker
 from qmq.delay.config import DelayConfig
+from qmq.delay.dispatcher.dispatcher import DueDispatcher
 from qmq.delay.interfaces import BucketStatus, DueMessage, Places, SchedulePlace
 from qmq.delay.loader import PAUSE_S, Loader
-from qmq.delay.plan_log import PlanWriter, StorePlanLog, is_half, is_seed, places_of
+from qmq.delay.plan_log import StorePlanLog, is_half, is_seed, places_of
 from qmq.delay.schedule import Schedule
 from qmq.delay.wheel import Wheel
 from qmq.errors import InvariantBroken, NotMaster
@@ -43,51 +45,6 @@ _ORDERED: Final = int(BatchFlag.ORDERED)
 _T = TypeVar("_T")
 Run = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Runs a blocking function elsewhere; the simulator has no threads."""
-
-
-class Dispatcher(Protocol):
-    """The interface of the dispatcher (qmq/delay/dispatcher) that the engine uses."""
-
-    @property
-    def waiting(self) -> int:
-        """Messages that were put and are not planned yet."""
-        ...
-
-    @property
-    def planned(self) -> int:
-        """Messages that are planned and undecided."""
-        ...
-
-    def put(self, messages: Sequence[DueMessage]) -> None:
-        """Add due messages, in order."""
-        ...
-
-    def resume(self, plan: PlanAction, messages: Sequence[DueMessage]) -> None:
-        """Take an earlier master's plan: its batch is sent again under its number, before other messages of its subject."""
-        ...
-
-    def withdraw(self, place: SchedulePlace) -> bool:
-        """Take back a message that is not planned yet; False if it is planned already."""
-        ...
-
-    @property
-    def set_aside(self) -> int:
-        """Messages that no partition of their subject accepts."""
-        ...
-
-    def stuck(self, subject: str) -> int:
-        """Waiting messages of the subject that cannot be delivered at the moment."""
-        ...
-
-    def troubles(self) -> list[tuple[str, int, str]]:
-        """(subject, messages that wait, why)."""
-        ...
-
-    def halt(self) -> None: ...
-
-    async def stop(self) -> None:
-        """Wait for the tasks that `halt` stopped."""
-        ...
 
 
 class SettlingClock(Protocol):
@@ -110,10 +67,10 @@ class Engine:
     def __init__(
         self,
         schedule: Schedule,
-        writer: PlanWriter,
+        writer: ServingBroker,
         clock: Clock,
         config: DelayConfig,
-        make_dispatcher: Callable[[StorePlanLog], Dispatcher],
+        make_dispatcher: Callable[[StorePlanLog], DueDispatcher],
         fatal: Callable[[BaseException], None],
         timekeeper: SettlingClock | None = None,
         run: Run | None = None,

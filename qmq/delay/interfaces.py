@@ -123,6 +123,11 @@ class DueSource(Protocol):
 
     bucket_ms: int
 
+    @property
+    def closed_before(self) -> int:
+        """The first bucket that may be kept; earlier due times belong to it, too."""
+        ...
+
     def buckets(self) -> list[BucketInfo]:
         """All stored buckets, ascending."""
         ...

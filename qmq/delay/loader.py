@@ -59,15 +59,6 @@ _T = TypeVar("_T")
 _EVER: Final = -(1 << 62)
 
 
-class KeptSource(DueSource, Protocol):
-    """The loader's interface to the schedule and its first kept bucket."""
-
-    @property
-    def closed_before(self) -> int:
-        """The first bucket that may be kept; earlier due times belong to it, too."""
-        ...
-
-
 class InThread(Protocol):
     """Runs a function in a thread."""
 
@@ -79,7 +70,7 @@ class Loader:
 
     def __init__(
         self,
-        source: KeptSource,
+        source: DueSource,
         wheel: Wheel,
         run: InThread,
         *,

@@ -10,16 +10,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qmq.broker.parts import ServingBroker
 from qmq.delay.batches import planned_ms
 from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
 from qmq.delay.lateness import Lateness
 from qmq.delay.recurrence import next_run
 from qmq.errors import InvalidArgument, MessageNotFound
-from qmq.log.actions import Cancel, PlanAction, PlanDone, PlanVoid, Recur, ScheduleAction
+from qmq.log.actions import Cancel, PlanAction, PlanDone, PlanVoid, Recur
 from qmq.model import CRON, PLANNED, SCHEDULE_ID, ZONE
 from qmq.wire.batch_columns import BatchFlag
 
@@ -31,22 +32,10 @@ log = logging.getLogger("qmq.delay")
 _RECURRING, _HALF = int(BatchFlag.RECURRING), int(BatchFlag.HALF)
 
 
-class PlanWriter(Protocol):
-    """The delay server's log: the broker."""
-
-    def act(self, action: ScheduleAction) -> None:
-        """Write the action with the next turn, after earlier ones. The actions of one turn are one entry: all or none."""
-        ...
-
-    async def committed(self) -> None:
-        """Returns when everything written so far is committed. Raises NotMaster if this replica will not learn that."""
-        ...
-
-
 class StorePlanLog:
     """Implements `qmq.delay.interfaces.PlanLog` for one term of a master."""
 
-    def __init__(self, writer: PlanWriter, schedule: Schedule, now_ms: Callable[[], int], wake: Callable[[], None]) -> None:
+    def __init__(self, writer: ServingBroker, schedule: Schedule, now_ms: Callable[[], int], wake: Callable[[], None]) -> None:
         self.in_dispatch: set[SchedulePlace] = set()
         """Messages that the dispatcher has, or whose plan is not committed, and those in `_ending`."""
         self.leaving: set[SchedulePlace] = set()

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from qmq.client.metadata.cache import Placement
+from qmq.client.metadata.service import MetadataClient
 from qmq.errors import SubjectExists, UnknownSubject
 from qmq.model import Order, SubjectConfig
 
@@ -29,23 +30,11 @@ class Topic:
     broker_groups: tuple[str, ...]
 
 
-class SubjectDirectory(Protocol):
-    """The part of a client's metadata that the catalog needs."""
-
-    async def routes(self, subject: str, *, create: bool = False, delayed: bool = False) -> Placement:
-        """The routes of a subject. Raises UnknownSubject, NotConnected."""
-        ...
-
-    async def create_subject(self, config: SubjectConfig, *, partitions: int = 0, at_first_message: bool = False) -> object:
-        """Create a subject. Raises SubjectExists, UnknownSubject."""
-        ...
-
-
 class TopicCatalog:
     """Finds topics. With `creates`, a message to an unknown topic creates it: ordered if it has a message group, or with `all_ordered`."""
 
     def __init__(
-        self, directory: Callable[[], SubjectDirectory], monotonic_ms: Callable[[], int], *, creates: bool = True, all_ordered: bool = False
+        self, directory: Callable[[], MetadataClient], monotonic_ms: Callable[[], int], *, creates: bool = True, all_ordered: bool = False
     ) -> None:
         self._directory, self._monotonic_ms = directory, monotonic_ms
         self.creates, self._all_ordered = creates, all_ordered

@@ -234,26 +234,30 @@ def _silent(group: str, master: MasterRecord, failure: Unavailable) -> NotConnec
 
 
 class PartitionMasters:
-    """Calls to the masters of partitions: a Sealer, a LaneReader and a GroupForgetter."""
+    """Calls to the masters of broker groups about partitions. Each has a deadline of its own, and raises NotConnected, NotMaster,
+    DeadlineExceeded, or what the master answers. A broker answers when the data of its answer is committed.
+    """
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
 
     async def seal(self, broker_group: str, subject: str, partition: int, change_id: str, to_version: int) -> int:
-        """See Sealer. Asking a second master is harmless: it gives the same answer."""
+        """Close a partition. Returns the sequence of its command message, which is the same at every call, also at a second master. Raises
+        RouteConflict if another change closed it, and DiskFull.
+        """
         request = control.SealRequest(subject=subject, partition=partition, change_id=change_id, to_version=to_version)
         answer: control.SealResponse = await self._brokers.ask_master(broker_group, "Seal", request, timeout_s=SEAL_S)
         return answer.sequence
 
     async def probe(self, broker_group: str, subject: str, partition: int) -> None:
-        """See Sealer. A refusal is an answer, too."""
+        """Check that the group's master answers and commits. A refusal is an answer, too."""
         try:
             await self.describe_lanes(broker_group, control.DescribeLanesRequest(subject=subject, partitions=[partition]))
         except CallerError:
             return
 
     async def describe_lanes(self, broker_group: str, request: control.DescribeLanesRequest) -> control.DescribeLanesResponse:
-        """See LaneReader. Parked keys are asked for in pages."""
+        """See control.proto. Parked keys are asked for in pages."""
         asked = control.DescribeLanesRequest()
         asked.CopyFrom(request)
         if request.with_parked:
@@ -273,15 +277,17 @@ class PartitionMasters:
         return answer
 
     async def place_lanes(self, broker_group: str, request: control.PlaceLanesRequest) -> None:
-        """See LaneReader. A move of a group is requested from a second master only if the first certainly did nothing."""
+        """See control.proto. A move of a group is requested from a second master only if the first certainly did nothing."""
         await self._brokers.ask_master(broker_group, "PlaceLanes", request, timeout_s=PLACE_S, is_change=request.moves)
 
     async def inherit_parked(self, broker_group: str, request: control.InheritParkedRequest) -> None:
-        """See LaneReader. Calling a second master is harmless: it parks the same keys."""
+        """See control.proto. Raises RouteConflict. Calling a second master is harmless: it parks the same keys."""
         await self._brokers.ask_master(broker_group, "InheritParked", request, timeout_s=LANES_S)
 
     async def forget_group(self, broker_group: str, request: control.DeleteGroupRequest) -> int:
-        """See GroupForgetter. Calling a second master is harmless: it has forgotten the group already."""
+        """Delete the group's state at one master. Returns the number of partitions that had state. Raises RouteConflict. Calling a second
+        master is harmless: it has forgotten the group already.
+        """
         answer: control.DeleteGroupResponse = await self._brokers.ask_master(broker_group, "DeleteGroup", request, timeout_s=PLACE_S)
         return answer.queues
 

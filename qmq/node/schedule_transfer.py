@@ -25,19 +25,21 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import grpc
 import msgspec
 
+from qmq.delay.schedule import Schedule
 from qmq.delay.schedule_description import describe_schedule
 from qmq.errors import DiskFull, LogDamaged, NotConnected, QmqError, Unavailable
 from qmq.limits import MIB
 from qmq.log import checkpoint
 from qmq.log.disk import Disk
 from qmq.node.process import TIMING, NodeTiming
+from qmq.node.replica.broker import ReplicaBroker
 from qmq.process.files import make_private
 from qmq.proto.v1 import delay_pb2 as pb
 from qmq.proto.v1 import delay_pb2_grpc
@@ -84,63 +86,15 @@ PIECE_BYTES: Final = MIB
 TELL_S: Final = 5.0
 
 
-class Format(Protocol):
-    """The interface of the schedule (`qmq.delay.schedule.Schedule`) that the transfer uses."""
-
-    @staticmethod
-    def files(state: Any) -> list[tuple[str, int]]:
-        """The schedule's files, each with the number of its bytes that belong to the state. Raises LogDamaged."""
-        ...
-
-    @staticmethod
-    def adopt(folder: Path, state: bytes, disk: Disk | None = None) -> None:
-        """Let the next opening use these files, which are in the folder."""
-        ...
-
-
-class TakingReplica(Protocol):
-    """The replica that lacks its schedule: `qmq.node.replica.broker.ReplicaBroker`."""
-
-    @property
-    def has_all(self) -> bool:
-        """True if the schedule is complete."""
-        ...
-
-    def donors(self) -> Mapping[ServerName, str]:
-        """Control addresses of the other replicas."""
-        ...
-
-    @property
-    def complete_from(self) -> int | None:
-        """The lowest index from which on the replica's log is complete; None while that is not known."""
-        ...
-
-    @property
-    def committed(self) -> int:
-        """The index up to which the replica's log is committed."""
-        ...
-
-    @property
-    def is_master(self) -> bool: ...
-
-    def reopen_now(self) -> None:
-        """Reopen the store, because the schedule's files are in place."""
-        ...
-
-    async def hand_over(self, to: str) -> None:
-        """Hand the mastership over. Raises QmqError."""
-        ...
-
-
 class ScheduleTransfer:
     """Copies the schedule of one replica. `store` is the folder of its store."""
 
     def __init__(
         self,
-        replica: TakingReplica,
+        replica: ReplicaBroker,
         store: Path,
         disk: Disk,
-        form: type[Format],
+        form: type[Schedule],
         fatal: Callable[[BaseException], None],
         network: Network = NETWORK,
         timing: NodeTiming = TIMING,

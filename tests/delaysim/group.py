@@ -107,7 +107,7 @@ class DelayGroup:
 
 
 class SimMaster:
-    """One life of a master. `qmq.delay.plan_log.PlanWriter`."""
+    """One life of a master. It stands for the broker, to which StorePlanLog writes."""
 
     def __init__(self, group: DelayGroup, number: int) -> None:
         self.group = group

@@ -58,7 +58,7 @@ class RealTime:
 
 
 class SimDispatcher:
-    """`qmq.delay.engine.Dispatcher`."""
+    """In the place of `qmq.delay.dispatcher.dispatcher.DueDispatcher`."""
 
     def __init__(self, world: World, loop: ProcessLoop, plan_log: StorePlanLog, real_time: RealTime, name: str) -> None:
         self.planned = 0
@@ -78,18 +78,18 @@ class SimDispatcher:
         return sum(map(len, self._waiting.values()))
 
     def put(self, messages: Sequence[DueMessage]) -> None:
-        """See Dispatcher."""
+        """See DueDispatcher."""
         for message in messages:
             self._waiting.setdefault(message.subject, deque()).append(message)
             self._begin(message.subject)
 
     def resume(self, plan: PlanAction, messages: Sequence[DueMessage]) -> None:
-        """See Dispatcher."""
+        """See DueDispatcher."""
         self._resumed.setdefault(plan.subject, deque()).append((plan, messages))
         self._begin(plan.subject)
 
     def withdraw(self, place: SchedulePlace) -> bool:
-        """See Dispatcher."""
+        """See DueDispatcher."""
         for queue in self._waiting.values():
             for message in queue:
                 if message.place == place:
@@ -99,25 +99,25 @@ class SimDispatcher:
 
     @property
     def set_aside(self) -> int:
-        """See `engine.Dispatcher`."""
+        """See DueDispatcher."""
         return 0
 
     def stuck(self, subject: str) -> int:
-        """See Dispatcher."""
+        """See DueDispatcher."""
         is_stuck = self._real_time.is_away or subject in self._real_time.gone
         return len(self._waiting.get(subject, ())) if is_stuck else 0
 
     def troubles(self) -> list[tuple[str, int, str]]:
-        """See Dispatcher."""
+        """See DueDispatcher."""
         return [(subject, self.stuck(subject), "away") for subject in self._waiting if self.stuck(subject)]
 
     def halt(self) -> None:
-        """See Dispatcher."""
+        """See DueDispatcher."""
         for task in self._tasks.values():
             task.cancel()
 
     async def stop(self) -> None:
-        """See Dispatcher."""
+        """See DueDispatcher."""
         self.halt()
 
     def _begin(self, subject: str) -> None:

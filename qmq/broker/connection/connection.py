@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from enum import Enum
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from qmq import limits
 from qmq.broker.broker import Broker
@@ -52,28 +52,6 @@ class Ending(Enum):
     """The peer does not read, so no error can be sent to it."""
 
 
-class ConnectionProgress(Protocol):
-    """The observed interface of a connection's stream."""
-
-    @property
-    def reader(self) -> Reader: ...
-    @property
-    def received_bytes(self) -> int: ...
-    @property
-    def is_reading(self) -> bool: ...
-    @property
-    def unsent_bytes(self) -> int: ...
-    @property
-    def taken_bytes(self) -> int: ...
-
-
-class Reader(Protocol):
-    """The part of a frame reader that is checked."""
-
-    @property
-    def awaits_rest(self) -> bool: ...
-
-
 class StallWatch:
     """Remembers the previous check of one connection."""
 
@@ -83,7 +61,7 @@ class StallWatch:
         self._received_bytes = self._taken_bytes = -1
         self._unsent_looks = self._unread_looks = 0
 
-    def look(self, found: ConnectionProgress) -> Ending | None:
+    def look(self, found: FrameStream) -> Ending | None:
         """Whether the connection must end now. While the broker does not read from the peer, the peer's silence does not count."""
         may_send = found.reader.awaits_rest and found.is_reading
         has_unread = found.unsent_bytes > 0

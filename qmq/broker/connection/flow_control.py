@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from qmq import limits
 from qmq.broker.connection.access import ConnectionAccess
@@ -30,6 +30,7 @@ from qmq.model import base_group
 from qmq.security.access import OpenAccess
 from qmq.security.principal import Principal
 from qmq.security.quotas import Quota, RateMeter
+from qmq.wire.frame_stream import FrameStream
 
 PAUSE_S_MAX: Final = 5.0
 """The longest single pause: a heartbeat must pass in time, and an operator may have raised the quota."""
@@ -39,28 +40,6 @@ SMALL_BYTES: Final = 64 * limits.KIB
 
 GroupsOf = Callable[[Collection[str]], set[tuple[str, str]]]
 """(subject, group) of all groups that consume these subjects at this broker."""
-
-
-class UnreadConnection(Protocol):
-    """A connection that can stop reading for a while."""
-
-    def read_on(self) -> None:
-        """The principal is below its quota again."""
-        ...
-
-
-class FlowStream(Protocol):
-    """The stream of a connection (`qmq/wire/frame_stream.py`)."""
-
-    @property
-    def is_writable(self) -> bool: ...
-    @property
-    def is_held(self) -> bool:
-        """Whether reading was stopped."""
-        ...
-
-    def pause_reading(self) -> None: ...
-    def resume_reading(self) -> None: ...
 
 
 class ConnectionFlow:
@@ -83,7 +62,7 @@ class ConnectionFlow:
 
     def __init__(
         self,
-        stream: FlowStream,
+        stream: FrameStream,
         access: ConnectionAccess,
         call_later: Callable[[float, Callable[[], None]], asyncio.TimerHandle],
         unanswered_bytes_max: int,
@@ -209,7 +188,7 @@ class Throttle:
         self._meters: dict[tuple[Principal | str, str], RateMeter] = {}
         self.connections: Counter[Principal] = Counter()
         self._inflight: Counter[Principal] = Counter()
-        self._held: dict[Principal, dict[UnreadConnection, None]] = {}
+        self._held: dict[Principal, dict[ConnectionFlow, None]] = {}
         self.paused_s = 0.0
         """How long connections were not read from, added up."""
 
@@ -252,7 +231,7 @@ class Throttle:
 
     # --- bytes in flight -----------------------------------------------------------------------------------------------
 
-    def took(self, principal: Principal, size: int, reader: UnreadConnection) -> bool:
+    def took(self, principal: Principal, size: int, reader: ConnectionFlow) -> bool:
         """Count an unanswered batch. Returns whether its connection must stop reading until others are answered."""
         self._inflight[principal] += size
         quota = self._access.quota(principal)
@@ -316,18 +295,6 @@ class Throttle:
         return meter.take(amount, self._now_s())
 
 
-class TurnTaker(Protocol):
-    """A connection that can stop reading for a while."""
-
-    def wait_for_turn(self) -> None:
-        """Stop reading."""
-        ...
-
-    def take_turn(self) -> None:
-        """Read again."""
-        ...
-
-
 class RoundBudget:
     """Shares each round among the connections. `call_soon` calls in the next round of the event loop. `turns` counts the broker's turns:
     what came before the last one is written, and no longer counted. So a small batch needs no call in the next round.
@@ -343,10 +310,10 @@ class RoundBudget:
         self._call_soon, self._turns, self._bytes_max, self._small_bytes = call_soon, turns, bytes_max, small_bytes
         self._bytes = self._turn = 0
         self._is_planned = False
-        self._waiting: deque[tuple[TurnTaker, int]] = deque()
+        self._waiting: deque[tuple[ConnectionFlow, int]] = deque()
         """The waiting connections, with the bytes they brought last."""
 
-    def took(self, connection: TurnTaker, count: int) -> None:
+    def took(self, connection: ConnectionFlow, count: int) -> None:
         """A connection has received `count` bytes in this round."""
         if not self._is_planned:
             turn = self._turns()

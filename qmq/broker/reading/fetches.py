@@ -20,8 +20,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ import numpy.typing as npt
 from qmq import limits
 from qmq.broker.dispatch.pull import TagFilter, check_tags
 from qmq.broker.dispatch.sessions import Peer
-from qmq.broker.parts import ServingParts
+from qmq.broker.parts import ServingBroker, ServingParts
 from qmq.errors import InvalidArgument, LogDamaged, NotMaster, Overloaded, QmqError
 from qmq.log.command_messages import COMMAND_PRODUCER
 from qmq.log.consume_log import ENTRY_BYTES, IndexEntry
@@ -108,31 +108,10 @@ class Selection(NamedTuple):
         return has_lps(region, header, layout, self.lps)
 
 
-class Serving(Protocol):
-    """Whether the broker serves, and what is committed."""
-
-    @property
-    def store(self) -> Store: ...
-
-    @property
-    def is_serving(self) -> bool: ...
-
-    def require_serving(self) -> None:
-        """Raises NotMaster."""
-        ...
-
-    async def committed(self) -> None:
-        """Returns when everything done so far is committed. Raises NotMaster if this replica will not learn that."""
-        ...
-
-    @property
-    def fatal(self) -> Callable[[BaseException], None]: ...
-
-
 class Fetching:
     """Answers FETCH and FIND while the broker serves. It is created again each time the broker begins to serve."""
 
-    def __init__(self, parts: ServingParts, serving: Serving) -> None:
+    def __init__(self, parts: ServingParts, serving: ServingBroker) -> None:
         self._store = parts.store
         self._loop = parts.loop
         self._report_damage = parts.report_damage

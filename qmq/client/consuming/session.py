@@ -240,17 +240,7 @@ REFUSALS_MAX: Final = 3
 """A broker may learn of a new subject or group later than the client does."""
 
 
-class Granted(Protocol):
-    """A broker's answer that grants a session."""
-
-    @property
-    def session(self) -> int: ...
-
-    @property
-    def lease_ms(self) -> int: ...
-
-
-GrantedT = TypeVar("GrantedT", bound=Granted)
+GrantedT = TypeVar("GrantedT", bound="wire.Attached | wire.LaneAttached")
 
 
 class SessionUser(Protocol[GrantedT]):

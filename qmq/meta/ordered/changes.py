@@ -31,7 +31,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from qmq_coordination.broker_groups import Mode, group_key, read_group
 from qmq_coordination.coordination_store import CoordinationStore, Delete, KeyValue, Operation, Put, absent, unchanged
@@ -68,20 +68,6 @@ Arrow = Callable[[str], Awaitable[None]]
 Sleep = Callable[[float], Awaitable[None]]
 
 
-class Sealer(Protocol):
-    """The calls of sealing to the masters of broker groups. Each call has a separate deadline."""
-
-    async def seal(self, broker_group: str, subject: str, partition: int, change_id: str, to_version: int) -> int:
-        """Close a partition. Returns the sequence of its command message, the same at every call. Raises RouteConflict (closed by another
-        change), NotConnected, NotMaster, DeadlineExceeded, DiskFull, ...
-        """
-        ...
-
-    async def probe(self, broker_group: str, subject: str, partition: int) -> None:
-        """Check that the group's master answers and commits. Raises NotConnected, NotMaster, DeadlineExceeded."""
-        ...
-
-
 async def nowhere(_: str) -> None:
     """A hook that does nothing."""
 
@@ -89,7 +75,9 @@ async def nowhere(_: str) -> None:
 class Sealing:
     """Closes the sources of a change. `arrow` is called before and after each step, with the step's name: a hook for tests."""
 
-    def __init__(self, store: CoordinationStore, sealer: Sealer, *, sleep: Sleep, now_ms: Callable[[], int], arrow: Arrow) -> None:
+    def __init__(
+        self, store: CoordinationStore, sealer: PartitionMasters, *, sleep: Sleep, now_ms: Callable[[], int], arrow: Arrow
+    ) -> None:
         self._store = store
         self.sealer = sealer
         self._sleep = sleep
@@ -181,7 +169,7 @@ class RouteChanges:
     def __init__(
         self,
         store: CoordinationStore,
-        sealer: Sealer,
+        sealer: PartitionMasters,
         *,
         sleep: Sleep,
         now_ms: Callable[[], int],

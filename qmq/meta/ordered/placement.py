@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final
 
 from qmq_coordination.coordination_store import Delete, KeyValue, Put, absent, unchanged
 from qmq_coordination.delivery_settings import PAUSES, PauseKind, Whom, pause_key, settings_key
@@ -36,15 +36,15 @@ from qmq_ordering.lanes import Frontier, FrontierPiece, Gate, GroupRecord, first
 from qmq_ordering.routes import LpRange, PhysicalPartition, Route
 
 from qmq.errors import CoordinationUnknown, InvalidArgument, LaneNotOpen, NotConnected, QmqError, RouteConflict
+from qmq.meta.calls import PartitionMasters
 from qmq.meta.ordered.changes import Arrow, nowhere
 from qmq.meta.ordered.group_starts import DELETE, UNPARK, Start
 from qmq.meta.ordered.groups import Records
-from qmq.meta.ordered.rounds import LaneAssignee
 from qmq.proto.v1 import control_pb2 as control
 
 
 class Placing:
-    def __init__(self, records: Records, lanes: LaneAssignee, *, arrow: Arrow = nowhere) -> None:
+    def __init__(self, records: Records, lanes: PartitionMasters, *, arrow: Arrow = nowhere) -> None:
         self._records = records
         self._lanes = lanes
         self._arrow = arrow
@@ -192,18 +192,8 @@ def _requests(subject: str, group: str, routes: Mapping[int, Route], start: Star
 _REST: Final = "no consumer can attach to it, and the rest is done when these broker groups are back"
 
 
-class GroupForgetter(Protocol):
-    """The calls of a deletion to the masters of broker groups."""
-
-    async def forget_group(self, broker_group: str, request: control.DeleteGroupRequest) -> int:
-        """Delete the group's state at one master. Returns the number of partitions that had state. Raises NotConnected, NotMaster,
-        DeadlineExceeded, RouteConflict.
-        """
-        ...
-
-
 class Forgetting:
-    def __init__(self, records: Records, placing: Placing, masters: GroupForgetter, *, arrow: Arrow = nowhere) -> None:
+    def __init__(self, records: Records, placing: Placing, masters: PartitionMasters, *, arrow: Arrow = nowhere) -> None:
         self._records = records
         self._placing = placing
         self._masters = masters

@@ -34,6 +34,7 @@ from qmq_ordering.lanes import Assignment, Frontier, GroupRecord, Readable, adva
 from qmq_ordering.routes import LpRange, PhysicalPartition, Route
 
 from qmq.errors import CoordinationUnknown, QmqError
+from qmq.meta.calls import PartitionMasters
 from qmq.meta.ordered.changes import Arrow, nowhere
 from qmq.meta.ordered.groups import Records
 from qmq.proto.v1 import control_pb2 as control
@@ -167,24 +168,6 @@ _T = TypeVar("_T")
 log = logging.getLogger("qmq.meta")
 
 
-class LaneAssignee(Protocol):
-    """The calls of a round to the masters of broker groups. Each call has a separate deadline. A broker answers when the data of its answer
-    is committed.
-    """
-
-    async def describe_lanes(self, broker_group: str, request: control.DescribeLanesRequest) -> control.DescribeLanesResponse:
-        """See control.proto. Raises NotConnected, NotMaster, DeadlineExceeded."""
-        ...
-
-    async def place_lanes(self, broker_group: str, request: control.PlaceLanesRequest) -> None:
-        """See control.proto. Raises NotConnected, NotMaster, DeadlineExceeded."""
-        ...
-
-    async def inherit_parked(self, broker_group: str, request: control.InheritParkedRequest) -> None:
-        """See control.proto. Raises NotConnected, NotMaster, DeadlineExceeded, RouteConflict."""
-        ...
-
-
 class Gather(Protocol):
     """Awaits several calls: in production at the same time, in the simulator one by one."""
 
@@ -216,7 +199,7 @@ class RoundOutcome:
 
 
 class GroupRounds:
-    def __init__(self, records: Records, lanes: LaneAssignee, *, arrow: Arrow = nowhere, gather: Gather = one_by_one) -> None:
+    def __init__(self, records: Records, lanes: PartitionMasters, *, arrow: Arrow = nowhere, gather: Gather = one_by_one) -> None:
         self._records = records
         self._store = records.store
         self._lanes = lanes

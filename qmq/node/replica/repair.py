@@ -21,10 +21,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import grpc
 
+from qmq.broker.broker import Broker
 from qmq.errors import CorruptBatch, InvalidArgument, LogDamaged, QmqError
 from qmq.limits import BATCH_BYTES_MAX, MIB
 from qmq.log import checkpoint
@@ -292,23 +293,12 @@ def _history(folder: Path, disk: Disk) -> Knows:
     return lambda index: epoch_of(epochs, index) if index <= last else -1
 
 
-class Repaired(Protocol):
-    """The interface of the broker whose log is repaired."""
-
-    @property
-    def store(self) -> Store: ...
-
-    def resume(self) -> None:
-        """Let waiting requests try again."""
-        ...
-
-
 class BackgroundRepair:
     """Repairs damage that is found while the replica runs, one at a time. `fatal` is called if a repair fails for good."""
 
     def __init__(
         self,
-        broker: Repaired,
+        broker: Broker,
         donors: Callable[[], Mapping[ServerName, str]],
         is_opening: Callable[[], bool],
         network: Network,

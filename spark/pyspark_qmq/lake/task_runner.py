@@ -6,9 +6,9 @@ No snapshot names the files until the writer commits them, so a task may be repe
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from pyspark_qmq.committed_log import LogAddress
 from pyspark_qmq.lake.catalog import COLUMNS, REJECTED_SCHEMA, DataFolder, typed_schema
@@ -39,12 +39,10 @@ class TaskOutput:
     rejected: DataFolder | None = None
 
 
-class TaskRunner(Protocol):
-    """Runs the tasks of a round."""
-
-    def __call__(self, source: TaskSource, work: Sequence[ReadTask], output: TaskOutput) -> list[DayFile]:
-        """Write all rows of the tasks, flushed to disk. Returns the files. Raises MessagesExpired, NotConnected, LogDamaged, OSError."""
-        ...
+TaskRunner = Callable[[TaskSource, Sequence[ReadTask], TaskOutput], "list[DayFile]"]
+"""Runs the tasks of a round: writes all their rows, flushed to disk, and returns the files. Raises MessagesExpired, NotConnected,
+LogDamaged, OSError.
+"""
 
 
 def write_tasks(source: TaskSource, work: Sequence[ReadTask], output: TaskOutput) -> list[DayFile]:

@@ -14,18 +14,17 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from pyspark_qmq.servers.connection import BlockingConnection
 from pyspark_qmq.sink import arrow_vectors, encoding, packets, row_prints
-from pyspark_qmq.sink.cluster import SinkAnswer, SinkConnection
+from pyspark_qmq.sink.cluster import SinkAnswer, SinkCluster, SinkConnection
 from pyspark_qmq.sink.left_over import Destination
 from pyspark_qmq.sink.options import Fields, SinkOptions
 from pyspark_qmq.sink.packets import Load, Packet, RowChunk, cut
-from pyspark_qmq.sink.requests import Ask, Locate, LookedUp, SubjectCore, Where
+from pyspark_qmq.sink.requests import Locate, LookedUp, SubjectCore
 from pyspark_qmq.sink.row_distribution import BalancedRows, PartitionedRows
 from pyspark_qmq.sink.row_identity import Ids, RowTarget, RowWriter
 from qmq.client.producing.delayed import DelayHome
@@ -35,30 +34,6 @@ from qmq.limits import MIB
 INFLIGHT_BYTES: Final = 32 * MIB
 """The limit for rows that are not stored yet."""
 WAIT_S_MAX: Final = 1.0
-
-
-class WriteTarget(Protocol):
-    """The cluster: `SinkCluster`, or a test's replacement."""
-
-    def logical_partitions(self, subject: str, *, creates: bool) -> int:
-        """The number of an ordered subject's logical partitions; 0: unordered."""
-        ...
-
-    def answer(self, ask: Ask, writer: RowWriter) -> Where | LookedUp:
-        """Answer a core's question."""
-        ...
-
-    def may_skip(self, writer: RowWriter, to: RowTarget) -> bool:
-        """Whether a closed partition cannot have rows of this epoch."""
-        ...
-
-    def take(self, to: RowTarget) -> BlockingConnection: ...
-
-    def give(self, to: RowTarget, channel: BlockingConnection) -> None: ...
-
-    def doubt(self, to: RowTarget) -> None:
-        """Look for another master."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +54,7 @@ class WriteTask:
 
     def __init__(
         self,
-        cluster: WriteTarget,
+        cluster: SinkCluster,
         writer: RowWriter,
         fields: Fields,
         options: SinkOptions,

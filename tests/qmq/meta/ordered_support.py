@@ -58,7 +58,7 @@ class Lanes:
 
 
 class Brokers:
-    """The masters of all broker groups: a Sealer and a LaneReader."""
+    """The masters of all broker groups: in the place of PartitionMasters."""
 
     def __init__(self) -> None:
         self.down: set[str] = set()
