@@ -94,7 +94,7 @@ log = logging.getLogger("qmq.log")
 _IOV_MAX: Final = 1024
 WRITE_BYTES_MAX: Final = 512 * 1024
 """The bytes of one system call that writes. For larger ones the kernel takes its pages from free blocks of a MiB and more, which a virtual
-machine may have to get from its host first (docs/PROFILE.md).
+machine may have to get from its host first.
 """
 
 _SYNC_TOGETHER_FILES: Final = 64

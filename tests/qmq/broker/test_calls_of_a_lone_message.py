@@ -1,5 +1,5 @@
-"""How many of the broker's functions run for a message that arrives alone. A ceiling, so that the number grows only on purpose
-(docs/PROFILE.md); tests/qmq/client/test_calls_a_message.py has the client's.
+"""How many of the broker's functions run for a message that arrives alone. A ceiling, so that the number grows only on purpose;
+tests/qmq/client/test_calls_a_message.py has the client's.
 """
 
 from __future__ import annotations

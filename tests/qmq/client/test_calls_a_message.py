@@ -1,5 +1,5 @@
 """How many of the client's functions run for a message, by path. Ceilings, so that the numbers grow only on purpose: unlike times, they are
-the same on every machine. The two ceilings of a path are for the compiled part and for the Python form (docs/PROFILE.md).
+the same on every machine. The two ceilings of a path are for the compiled part and for the Python form.
 """
 
 from __future__ import annotations
