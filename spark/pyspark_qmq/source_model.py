@@ -1,6 +1,6 @@
 """Values shared by the parts of the data source.
 
-A *queue* is one subject's partition on one broker group. An offset is the sequence of the next message. docs/SPARK.md defines the words.
+A *queue* is one subject's partition on one broker group. An offset is the sequence of the next message.
 """
 
 from __future__ import annotations
