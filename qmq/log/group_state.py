@@ -21,7 +21,7 @@ Only `apply` changes state. It can report its effects on messages as events (`gr
 
 The events of `Share.apply`: the effects of an action on messages. Values only.
 
-A message's trail and Spark's deliveries are made from these events. The kinds are those of deliveries in docs/SPARK_JOBS.md:
+A message's trail and Spark's deliveries are made from these events. The kinds of deliveries:
 
     pull                          handed out                 return, left, lost, again      taken back from its consumer
     ack, nack, release, dead      its consumer's verdict     expired, passed, reset, skip   done without processing
