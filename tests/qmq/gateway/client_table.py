@@ -23,9 +23,9 @@ ROWS: Final = (*CALLS, *COMMANDS)
 NONE: Final = "-"
 HEAD: Final = """# Calls of RocketMQ's clients
 
-Which calls each of RocketMQ's clients made of the gateway while its programs ran (`tests/qmq/gateway`), and with which codes they
-were answered. The tests write this page and keep it fresh. `-`: the client did not make the call. `MESSAGE_NOT_FOUND` is how an empty
-long poll ends. [ROCKETMQ.md](ROCKETMQ.md) says what the calls do.
+The calls that each client made of the gateway in the tests, which write this page, and the codes of
+the answers. `-`: the client did not make the call. `MESSAGE_NOT_FOUND`: an empty long poll ended.
+[ROCKETMQ.md](ROCKETMQ.md) says what the calls do.
 
 """
 
