@@ -8,7 +8,7 @@
 An event loop runs in its own thread; any thread may call.
 """
 
-# Made by scripts/generate_blocking.py: change the asyncio client, and run that again.
+# Made by tools/generate_blocking.py: change the asyncio client, and run that again.
 from __future__ import annotations
 
 import asyncio

@@ -1,6 +1,6 @@
 """The parts of the blocking client: delayed messages that wait, administration, and access rules."""
 
-# Made by scripts/generate_blocking.py: change the asyncio client, and run that again.
+# Made by tools/generate_blocking.py: change the asyncio client, and run that again.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

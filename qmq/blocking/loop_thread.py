@@ -1,6 +1,6 @@
 """The hand-written part of the blocking client: the event loop's thread, and what has another shape without asyncio.
 
-`qmq/blocking/__init__.py` and `qmq/blocking/admin.py` are made from the asyncio client (scripts/generate_blocking.py). Their classes derive
+`qmq/blocking/__init__.py` and `qmq/blocking/admin.py` are made from the asyncio client (tools/generate_blocking.py). Their classes derive
 from these.
 """
 

@@ -173,8 +173,8 @@ def test_a_mistake_in_values_is_named(values: str, words: str) -> None:
 
 
 def test_the_base_of_kustomize_is_what_the_chart_makes(tmp_path: Path) -> None:
-    subprocess.run([ROOT / "scripts" / "manifests", tmp_path / "qmq.yaml"], check=True)
-    assert (tmp_path / "qmq.yaml").read_text() == (BASE / "qmq.yaml").read_text(), "run scripts/manifests"
+    subprocess.run([ROOT / "tools" / "manifests", tmp_path / "qmq.yaml"], check=True)
+    assert (tmp_path / "qmq.yaml").read_text() == (BASE / "qmq.yaml").read_text(), "run tools/manifests"
 
 
 def test_the_overlay_keeps_replicas_in_zones_of_their_own() -> None:

@@ -19,7 +19,7 @@ from qmq.node.metrics.serving import figures_by_role
 ROOT = Path(__file__).resolve().parents[2]
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 GRAFANA = ROOT / "deploy" / "grafana"
-sys.path.append(str(ROOT / "scripts"))
+sys.path.append(str(ROOT / "tools"))
 
 import dashboards  # noqa: E402
 
@@ -160,7 +160,7 @@ def test_the_dashboards_are_those_that_the_script_makes(tmp_path: Path) -> None:
     dashboards.write(tmp_path)
     made = {path.name: path.read_text() for path in tmp_path.iterdir()}
     committed = {path.name: path.read_text() for path in (GRAFANA / "dashboards").iterdir()}
-    assert made == committed, "run scripts/dashboards.py"
+    assert made == committed, "run tools/dashboards.py"
 
 
 @pytest.mark.parametrize("name", BOARDS)

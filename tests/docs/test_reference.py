@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 import reference
 
 
@@ -15,4 +15,4 @@ import reference
 def test_a_page_of_the_reference_is_what_scripts_reference_writes(name: str, tmp_path: Path) -> None:
     reference.write(tmp_path)
     committed = (reference.FOLDER / name).read_text()
-    assert (tmp_path / name).read_text() == committed, f"docs/reference/{name} is out of date: run scripts/reference"
+    assert (tmp_path / name).read_text() == committed, f"docs/reference/{name} is out of date: run tools/run reference"

@@ -32,7 +32,7 @@ def keep(target: str, inputs: list[bytes]) -> None:
 
 
 def counts() -> dict[str, int]:
-    """How many inputs each target was given, over all runs of scripts/fuzz."""
+    """How many inputs each target was given, over all runs of tools/run fuzz."""
     return dict(json.loads(COUNTS.read_text())) if COUNTS.exists() else {}
 
 

@@ -1,4 +1,4 @@
-"""The events of one seed as readable lines: `scripts/sim_order --replay SEED`."""
+"""The events of one seed as readable lines: `tools/run sim_order --replay SEED`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The simulator of ordered subjects in short: some dozen seeds, every planted bug, and that a seed always tells the same story.
 
-scripts/sim_order runs as many seeds as there is time for.
+tools/run sim_order runs as many seeds as there is time for.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ FOUND_AT = {
     "send again under another message id": 163,
     "give up waiting for a partition that is not fenced": 94,
 }
-"""A seed that finds it soon: its simulation is short. scripts/sim_order --bugs --json tells the first one."""
+"""A seed that finds it soon: its simulation is short. tools/run sim_order --bugs --json tells the first one."""
 
 
 @pytest.mark.parametrize("chunk", range(0, len(SEEDS), SEEDS_PER_TEST))
@@ -79,7 +79,7 @@ def test_order_holds_while_subjects_split_merge_and_move(chunk: int) -> None:
     """Two rounds of faults; after each round all work must come to its end."""
     for seed in SEEDS[chunk : chunk + SEEDS_PER_TEST]:
         result = simulate(seed)
-        assert not result.failure, f"scripts/sim_order --replay {seed}: {result.failure}"
+        assert not result.failure, f"tools/run sim_order --replay {seed}: {result.failure}"
         assert result.stored > 0
 
 

@@ -1,16 +1,13 @@
-"""How scripts/bench_limit.py limits the CPU time of a process."""
+"""How scripts/bench/limit.py limits the CPU time of a process."""
 
 from __future__ import annotations
 
 import os
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
-import bench_limit
+from bench import limit as bench_limit
 
 
 def test_a_limited_process_gets_its_part_of_a_core() -> None:

@@ -1,12 +1,8 @@
-"""What scripts/bench_security.py makes of few messages and short rounds."""
+"""What scripts/bench/security.py makes of few messages and short rounds."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
-import bench_security
+from bench import security as bench_security
 
 
 def test_a_few_messages_are_measured_as_one_batch() -> None:

@@ -1,4 +1,4 @@
-"""scripts/omb_worker.py, asked in the order in which the coordinator of the OpenMessaging Benchmark asks its workers."""
+"""tools/omb_worker.py, asked in the order in which the coordinator of the OpenMessaging Benchmark asks its workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from hdrh.histogram import HdrHistogram
 from support import NodeProcess
 
-sys.path.append(str(Path(__file__).parents[2] / "scripts" / "openmessaging"))
+sys.path.append(str(Path(__file__).parents[2] / "tools" / "openmessaging"))
 
 from pace import Pace, keys_of
 from worker_stats import END_TO_END_US_MAX, Latencies, WorkerStats, encoded
@@ -28,7 +28,7 @@ PAYLOADS = [b"a" * 100, b"b" * 100]
 @pytest.fixture
 def worker() -> Iterator[httpx.Client]:
     """A worker in a separate process."""
-    command = [sys.executable, str(ROOT / "scripts" / "omb_worker.py"), "--port", "0"]
+    command = [sys.executable, str(ROOT / "tools" / "omb_worker.py"), "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:

@@ -1,4 +1,4 @@
-"""The events of one seed as readable lines: `scripts/sim --replay SEED`."""
+"""The events of one seed as readable lines: `tools/run sim --replay SEED`."""
 
 from __future__ import annotations
 

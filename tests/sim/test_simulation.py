@@ -1,6 +1,6 @@
 """The replication simulator in short: some hundred seeds, every planted bug, and that a seed always tells the same story.
 
-scripts/sim runs as many seeds as there is time for.
+tools/run sim runs as many seeds as there is time for.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ FOUND_AT = {
     "accept a hello without its proof": 4,
     "accept messages of peers outside the group": 4,
 }
-"""The seed that finds it first (scripts/sim --bugs --json)."""
+"""The seed that finds it first (tools/run sim --bugs --json)."""
 
 
 @pytest.mark.parametrize("chunk", range(0, len(SEEDS), SEEDS_PER_TEST))
@@ -83,7 +83,7 @@ def test_nothing_that_was_promised_is_broken(chunk: int) -> None:
     """Ten simulated minutes of faults each, in four rounds, after each of which the group must recover."""
     for seed in SEEDS[chunk : chunk + SEEDS_PER_TEST]:
         result = simulate(seed)
-        assert not result.failure, f"scripts/sim --replay {seed}: {result.failure}"
+        assert not result.failure, f"tools/run sim --replay {seed}: {result.failure}"
         assert result.acknowledged > 0
 
 

@@ -57,7 +57,7 @@ REFUSED_AT: Final = {
     "send on before the fate of earlier batches is known": 13,
     "give up waiting for a partition that is not fenced": 13,
 }
-"""Planted bugs of the simulator, with the first seed at which the specification does not allow what they do (`scripts/traces --ordering
+"""Planted bugs of the simulator, with the first seed at which the specification does not allow what they do (`tools/run traces --ordering
 --bugs`).
 """
 EARLY: Final = ("publish before the sources are sealed", "prepare a change without comparing the latest version")

@@ -1,5 +1,5 @@
 """Traces of simulated groups are behaviours of the specifications, and traces of groups with planted bugs are not (docs/JUDGES.md).
-`scripts/traces` checks more seeds, for a given time.
+`tools/run traces` checks more seeds, for a given time.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ REFUSED_AT: Final = {
     "count at once after a power cut without flushes": 2,
     "accept messages of peers outside the group": 5,
 }
-"""Planted bugs of the simulator, with the first seed at which the specification does not allow what they do (`scripts/traces --bugs`)."""
+"""Planted bugs of the simulator, with the first seed at which the specification does not allow what they do (`tools/run traces --bugs`)."""
 EARLY: Final = (
     "commit without the others",
     "count half as a majority",

@@ -1,4 +1,4 @@
-"""One run of faults against a delay group under load, and its verdict. `scripts/delay_faults` is its long form.
+"""One run of faults against a delay group under load, and its verdict. `tools/run delay_faults` is its long form.
 
 kill           SIGKILL of the delay group's master, at a random moment
 crash          the master kills itself at a chosen line (system/crashing.py)

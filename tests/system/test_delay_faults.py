@@ -1,4 +1,4 @@
-"""The short form of `scripts/delay_faults`: real processes, real etcd, real faults."""
+"""The short form of `tools/run delay_faults`: real processes, real etcd, real faults."""
 
 from __future__ import annotations
 

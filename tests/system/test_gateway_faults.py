@@ -1,4 +1,4 @@
-"""Gateways lose no message and keep the order when any process is killed: short forms of scripts/gateway_faults."""
+"""Gateways lose no message and keep the order when any process is killed: short forms of tools/run gateway_faults."""
 
 from __future__ import annotations
 

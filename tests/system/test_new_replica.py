@@ -14,9 +14,8 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from bench_group import ReplicaSet
-
 import qmq
+from bench.group import ReplicaSet
 from qmq.limits import KIB, MIB
 from qmq.log.segments import segment_name
 from qmq.proto.v1 import control_pb2 as pb

@@ -1,6 +1,6 @@
 """Real processes, real faults, and an ordered subject whose route changes all the while: no promise of docs/ORDERING.md is broken.
 
-The short form of `scripts/ordered_faults`: two broker groups of three replicas, one of them frozen for longer than its lease.
+The short form of `tools/run ordered_faults`: two broker groups of three replicas, one of them frozen for longer than its lease.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The short form of `scripts/soak`, and its judge."""
+"""The short form of `tools/run soak`, and its judge."""
 
 from __future__ import annotations
 

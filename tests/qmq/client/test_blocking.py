@@ -16,13 +16,13 @@ from qmq.errors import ClientClosed, InvalidArgument, SubjectExists
 from qmq.model import SubjectConfig
 from qmq.node.dev_node import Node
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "tools"))
 import generate_blocking
 
 
 @pytest.mark.parametrize("module", generate_blocking.MODULES, ids=lambda module: module.path.stem)
 def test_the_committed_file_is_what_the_generator_writes(module: generate_blocking.MadeModule) -> None:
-    assert module.path.read_text() == generate_blocking.generated(module), "run scripts/generate_blocking.py"
+    assert module.path.read_text() == generate_blocking.generated(module), "run tools/generate_blocking.py"
 
 
 async def test_administration_waits_for_its_answer_and_raises_typed_errors(node: Node) -> None:

@@ -147,7 +147,7 @@ def push_consumer(address: str, topic: str, group: str) -> object:
 
 
 def load_producer(address: str, topic: str, what: str) -> object:
-    """Sends COUNT messages of BYTES, AT_ONCE under way: for scripts/bench_gateway.py."""
+    """Sends COUNT messages of BYTES, AT_ONCE under way: for bench/gateway.py."""
     count, size, at_once = map(int, what.split(","))
     producer = producer_of(address, topic)
     body, took, room = "x" * size, [], threading.Semaphore(at_once)

@@ -1,4 +1,4 @@
-// Load from RocketMQ's own Java client, for scripts/bench_gateway.py and scripts/gateway_faults.py.
+// Load from RocketMQ's own Java client, for bench/gateway.py and tools/gateway_faults.py.
 //
 //   java -cp JAR RocketmqLoad.java ADDRESS send TOPIC COUNT BYTES AT_ONCE GROUPS [SHARES]
 //   java -cp JAR RocketmqLoad.java ADDRESS receive TOPIC GROUP COUNT THREADS BATCH IDLE_S

@@ -1,0 +1,295 @@
+"""Generates the reference pages: the commands of `qmq`, the dataclasses with server options, and the public names of `qmq`.
+
+    python tools/reference.py            writes cli.md, configuration.md and api.md in docs/reference
+    python tools/reference.py FOLDER     writes them there
+
+tests/docs/test_reference.py compares the committed pages with what this writes.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from qmq_coordination.broker_groups import DelaySettings
+from typer.main import get_command
+
+import qmq
+from qmq.broker.config import BrokerConfig
+from qmq.cli.app import app
+from qmq.cli.broker import BrokerOptions
+from qmq.cli.delay import DelayOptions
+from qmq.cli.dev import DevOptions
+from qmq.cli.gateway import GatewayOptions
+from qmq.cli.meta import MetaOptions
+from qmq.cli.roles import parameters_of
+from qmq.client.dead_letters import DeadLetters
+from qmq.client.producing.delayed import Delayed
+from qmq.delay.config import DelayConfig
+from qmq.log.log_config import LogConfig
+from qmq.meta.server import MetaConfig
+from qmq.model import GroupSettings, SubjectConfig
+from qmq.rpc.listener import RpcBounds
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
+MADE = "<!-- Made by tools/run reference: change the code, and run that again. -->"
+TYPES = {str: "text", int: "number", float: "number", bool: "", Path: "path"}
+ABOUT_COMMANDS = "Every command has `--help`. A variable of the environment stands beside the default of the option that it sets."
+SENDING = {"send", "send_many", "full", "drain", "flush", "close"}
+CONSUMING = {"pull", "batches", "held", "is_paused", "pause", "resume", "close"}
+INTERNAL = {"settle_through", "settler", "slices", "counters", "lane", "unheard_verdicts"}
+MEMBERS = {
+    "Producer": SENDING,
+    "OrderedProducer": SENDING,
+    "DelayedProducer": {*SENDING, "send_recurring"},
+    "Consumer": CONSUMING,
+    "OrderedConsumer": {*CONSUMING, "run"},
+}
+"""The methods for applications, for classes that also have methods for the rest of the client."""
+HIDDEN = ("help", "install_completion", "show_completion")
+ROLES = {
+    "qmq broker": BrokerOptions,
+    "qmq delay": DelayOptions,
+    "qmq meta": MetaOptions,
+    "qmq gateway": GatewayOptions,
+    "qmq dev": DevOptions,
+}
+CONFIGURATION = (LogConfig, BrokerConfig, MetaConfig, RpcBounds, DelayConfig, DelaySettings, SubjectConfig, GroupSettings)
+
+
+def cell(text: object) -> str:
+    """Text that fits into one cell of a table."""
+    return " ".join(str(text).split()).replace("|", "\\|")
+
+
+def table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> list[str]:
+    """A table in Markdown, and an empty line."""
+    lines = ["| " + " | ".join(map(cell, row)) + " |" for row in rows]
+    return ["| " + " | ".join(head) + " |", "|---" * len(head) + "|", *lines, ""] if lines else []
+
+
+# --- commands ----------------------------------------------------------------------------------------------------------
+
+
+def commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """The command and all below it that do something, with their full names."""
+    below = getattr(command, "commands", {})
+    if not below or (command.invoke_without_command and name != "qmq"):
+        yield name, command
+    for word in sorted(below):
+        if not below[word].hidden:
+            yield from commands(below[word], f"{name} {word}")
+
+
+def type_of(parameter: Any) -> str:
+    """The type of an option's value: text, number, path; empty for a switch."""
+    annotation = parameter.type_descriptor.annotation
+    inner = getattr(annotation, "__args__", (annotation,))[0]
+    if isinstance(inner, type) and issubclass(inner, Enum):
+        return " or ".join(str(each.value) for each in inner)
+    return TYPES.get(inner, getattr(inner, "__name__", "text"))
+
+
+def default_of(parameter: Any) -> str:
+    """The default and the environment variable of an option, if any."""
+    default = parameter.default
+    if parameter.required:
+        return "must be given"
+    plain = default is not None and default is not False and default != "" and not callable(default) and default != []
+    shown = [f"`{str(default).lower() if isinstance(default, bool) else default}`"] if plain else []
+    variables = [parameter.envvar] if isinstance(parameter.envvar, str) else list(parameter.envvar or ())
+    return ", ".join([*shown, *(f"`{each}`" for each in variables)])
+
+
+def usage(name: str, arguments: list[Any]) -> str:
+    """The command's usage line."""
+    words = [(each.metavar or each.name).upper() for each in arguments]
+    return " ".join([name, *(word if each.required else f"[{word}]" for word, each in zip(words, arguments, strict=True)), "[OPTIONS]"])
+
+
+def cli_page() -> str:
+    found = list(commands(get_command(app), "qmq"))
+    lines = ["# Commands", "", MADE, "", ABOUT_COMMANDS, ""]
+    for name, command in found:
+        shown = [each for each in command.params if not each.hidden and each.name not in HIDDEN]
+        arguments = [each for each in shown if each.param_type_name == "argument"]
+        options = [each for each in shown if each.param_type_name == "option"]
+        lines += [f"## {name}", "", f"`{usage(name, arguments)}`", "", inspect.cleandoc(command.help or ""), ""]
+        lines += table(("argument", ""), [(each.name.upper(), each.help or "") for each in arguments])
+        rows = [
+            ((" ".join(f"`{word}`" for word in [*each.opts, *each.secondary_opts])), type_of(each), default_of(each), each.help or "")
+            for each in options
+        ]
+        lines += table(("option", "value", "default, variable", ""), rows)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+# --- configuration -----------------------------------------------------------------------------------------------------
+
+
+def notes_of(kind: type[Any]) -> dict[str, str]:
+    """The docstrings of a dataclass's fields, by name."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for before, behind in zip(body.body, body.body[1:], strict=False):
+        is_text = isinstance(behind, ast.Expr) and isinstance(behind.value, ast.Constant) and isinstance(behind.value.value, str)
+        if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name) and is_text:
+            found[before.target.id] = behind.value.value  # type: ignore[attr-defined]
+    return found
+
+
+def value_of(each: dataclasses.Field[Any]) -> str:
+    if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING:
+        return "must be given"
+    value = each.default_factory() if each.default_factory is not dataclasses.MISSING else each.default
+    if dataclasses.is_dataclass(value):
+        return f"see {type(value).__name__}"
+    if isinstance(value, Enum):
+        return f"`{value.value}`" if value.value else "none"
+    return f"`{value:,}`" if type(value) is int and value >= 100_000 else f"`{value!r}`"
+
+
+def configuration_page() -> str:
+    lines = [
+        "# Configuration",
+        "",
+        MADE,
+        "",
+        "The values that servers and subjects are made with, and their defaults. Options of `qmq dev`, `qmq broker`, `qmq delay`,",
+        "`qmq meta` and `qmq subject create` set most of them ([commands](cli.md)); the others are for programs and tests.",
+        "",
+    ]
+    for kind in CONFIGURATION:
+        notes = notes_of(kind)
+        lines += [f"## {kind.__name__}", "", inspect.cleandoc(kind.__doc__ or ""), "", f"`{kind.__module__}`", ""]
+        rows = [
+            (f"`{each.name}`", str(each.type).replace("None", "none"), value_of(each), re.sub(r"``", "`", notes.get(each.name, "")))
+            for each in dataclasses.fields(kind)
+        ]
+        lines += table(("field", "type", "default", ""), rows)
+    return "\n".join([*lines, *variables()]).rstrip() + "\n"
+
+
+def variables() -> list[str]:
+    """The variables of the environment that the roles' options are set by."""
+    found: dict[str, tuple[str, list[str]]] = {}
+    for command, options in ROLES.items():
+        for each in parameters_of(options):
+            option = each.annotation.__metadata__[0]
+            if option.envvar:
+                name = next(iter(option.param_decls or ()), f"--{each.name.replace('_', '-')}")
+                found.setdefault(option.envvar, (name, []))[1].append(command)
+    rows = [
+        (f"`{variable}`", f"`{name}`", ", ".join(f"`{each}`" for each in commands)) for variable, (name, commands) in sorted(found.items())
+    ]
+    return ["## Variables", "", "Of the environment. An option that is given counts more.", "", *table(("variable", "option", "of"), rows)]
+
+
+# --- Python ------------------------------------------------------------------------------------------------------------
+
+
+def parameter_text(each: inspect.Parameter) -> str:
+    """A parameter as it is written; annotations are text already."""
+    star = {inspect.Parameter.VAR_KEYWORD: "**", inspect.Parameter.VAR_POSITIONAL: "*"}.get(each.kind, "")
+    typed = "" if each.annotation is inspect.Parameter.empty else f": {each.annotation}"
+    default = "" if each.default is inspect.Parameter.empty else f" = {'...' if callable(each.default) else repr(each.default)}"
+    return f"{star}{each.name}{typed}{default}"
+
+
+def signature(name: str, function: Any) -> list[str]:
+    """The signature, with one parameter on each line if there are many."""
+    found = inspect.signature(function)
+    given: list[str] = []
+    for each in found.parameters.values():
+        if each.kind is inspect.Parameter.KEYWORD_ONLY and "*" not in given:
+            given.append("*")
+        if each.name not in ("self", "cls"):
+            given.append(parameter_text(each))
+    before = f"{'async ' if inspect.iscoroutinefunction(function) else ''}{name}("
+    after = ")" if found.return_annotation is inspect.Signature.empty else f") -> {found.return_annotation}"
+    line = before + ", ".join(given) + after
+    lines = [line] if len(line) <= 110 else [before, *(f"    {each}," for each in given), after]
+    return ["```py", *lines, "```", ""]
+
+
+def text_of(found: Any) -> list[str]:
+    """The text of a docstring, which has no tables and no headings. Indented lines are code."""
+    return [inspect.cleandoc(found.__doc__ or ""), ""]
+
+
+def members_of(kind: type[Any]) -> Iterator[tuple[str, Any]]:
+    """Public methods and properties for applications, also those that it inherits from us, in the order of their definition."""
+    seen: set[str] = set()
+    wanted = MEMBERS.get(kind.__name__)
+    for each in kind.__mro__:
+        if each.__module__.startswith("qmq"):
+            for name, value in vars(each).items():
+                is_member = inspect.isfunction(value) or isinstance(value, property)
+                is_ours = name in wanted if wanted else not name.startswith("_") and name not in INTERNAL
+                if is_member and is_ours and name not in seen:
+                    seen.add(name)
+                    yield name, value
+
+
+def class_lines(name: str, kind: type[Any]) -> list[str]:
+    """A class: what it is for, its fields or values, properties, methods."""
+    lines = [f"## {name}", "", *text_of(kind)]
+    if issubclass(kind, Enum):
+        return [*lines, *table(("value", ""), [(f"`{name}.{each.name}`", f"`{each.value!r}`") for each in kind])]
+    if dataclasses.is_dataclass(kind):
+        notes = notes_of(kind)
+        rows = [(f"`{each.name}`", f"`{each.type}`", value_of(each), notes.get(each.name, "")) for each in dataclasses.fields(kind)]
+        lines += table(("field", "type", "default", ""), rows)
+    members = list(members_of(kind))
+    properties = [(f"`{each}`", inspect.getdoc(value) or "") for each, value in members if isinstance(value, property)]
+    lines += table(("property", ""), properties)
+    for each, value in members:
+        if inspect.isfunction(value) and value.__doc__:
+            lines += [f"### {name}.{each}", "", *signature(each, value), *text_of(value)]
+    return lines
+
+
+def api_page() -> str:
+    """The page of all public names of `qmq`."""
+    lines = [
+        "# Python",
+        "",
+        MADE,
+        "",
+        "What `import qmq` gives. `qmq.blocking` has the same names without asyncio.",
+        "",
+        "## connect",
+        "",
+        *signature("connect", qmq.connect),
+        *text_of(qmq.connect),
+        "## run",
+        "",
+        *signature("run", qmq.run),
+        *text_of(qmq.run),
+    ]
+    public = {name: getattr(qmq, name) for name in qmq.__all__} | {"Delayed": Delayed, "DeadLetters": DeadLetters}
+    for name in sorted(public):
+        if inspect.isclass(public[name]):
+            lines += class_lines(name, public[name])
+    lines += ["## errors", "", "```text", inspect.cleandoc(qmq.errors.__doc__ or ""), "```", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def write(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "cli.md").write_text(cli_page())
+    (folder / "configuration.md").write_text(configuration_page())
+    (folder / "api.md").write_text(api_page())
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)
