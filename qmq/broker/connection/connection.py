@@ -137,7 +137,7 @@ class DataConnection(Flushable):
         )
         self._patience = StallWatch()
         self.access = ConnectionAccess(broker.access, owners or ProducerOwners())
-        self._flow = ConnectionFlow(self.stream, self.access, broker.loop.call_later, broker.config.inflight_bytes_max, budget, throttle)
+        self._flow = ConnectionFlow(self.stream, self.access, broker.loop.call_later, limits.INFLIGHT_BYTES_MAX, budget, throttle)
 
     def _made(self) -> None:
         peer = self.stream.transport.get_extra_info("peername") if self.stream.transport is not None else None
@@ -272,7 +272,7 @@ class DataConnection(Flushable):
             self._broker.config.name,
             self._broker.store.epoch,
             limits.FRAME_BYTES_MAX,
-            self._broker.config.inflight_bytes_max,
+            limits.INFLIGHT_BYTES_MAX,
         )
         self.send(frames.frame(FrameKind.WELCOME, each.request_id, welcome.pack()))
 

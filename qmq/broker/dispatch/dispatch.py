@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Final
 
 from qmq import limits
-from qmq.broker.config import LEASE_MS_MAX, LEASE_MS_MIN, LOOK_MS
+from qmq.broker.config import GRANTED_LEASE_MS_MAX, LEASE_MS_MAX, LEASE_MS_MIN, LOOK_MS
 from qmq.broker.dead_letters import DeadLetterWriter
 from qmq.broker.dispatch.pull import PullResult, TagFilter, check_tags, collect, lay_out, readable_messages
 from qmq.broker.dispatch.redelivery import Begun, Decided, Failures, decide, failures_in, put_back
@@ -114,7 +114,7 @@ class Dispatch:
 
     def _lease_ms(self, asked_ms: int) -> int:
         """The granted lease; a lease from an older version may be longer."""
-        return min(asked_ms, self._config.lease_ms_max)
+        return min(asked_ms, GRANTED_LEASE_MS_MAX)
 
     def _settings(self, state: QueueGroup) -> GroupSettings:
         """The group's retry settings. Messages of a dead-letter queue never die."""
@@ -389,13 +389,12 @@ class Dispatch:
 
     def _look(self, state: QueueGroup, now_ms: int) -> None:
         """Check a group for consumers whose lease has ended."""
-        lease_ms_max = self._config.lease_ms_max
-        for consumer in state.expired(now_ms, lease_ms_max):
+        for consumer in state.expired(now_ms):
             log.info("consumer %s of group %s lost its lease on %s", consumer, state.name, state.queue.id)
             state.counters.leases_lost += 1
             self._leave(state, consumer, expired=True)
         if state.share.holders:
-            self._leases.at(state, state.next_look_ms(lease_ms_max))
+            self._leases.at(state, state.next_look_ms())
         if BROADCAST in state.name:
             self._forget_idle(state, now_ms)
 

@@ -18,6 +18,7 @@ from itertools import count
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from qmq import limits
+from qmq.broker.config import GRANTED_LEASE_MS_MAX
 from qmq.broker.dispatch.pull import BatchReader, TagFilter
 from qmq.broker.dispatch.redelivery import Begun, UnackedBytes
 from qmq.broker.metrics import BrokerCounters, GroupCounters
@@ -224,19 +225,19 @@ class QueueGroup:
         self.wanted = wanted
         self.wanted_by.add(consumer)
 
-    def expired(self, now_ms: int, lease_ms_max: int) -> list[str]:
+    def expired(self, now_ms: int) -> list[str]:
         """Consumers whose lease has ended."""
         return [
             name
             for name, holder in self.share.holders.items()
-            if now_ms - self.seen_ms.setdefault(name, now_ms) > min(holder.lease_ms, lease_ms_max)
+            if now_ms - self.seen_ms.setdefault(name, now_ms) > min(holder.lease_ms, GRANTED_LEASE_MS_MAX)
         ]
 
-    def next_look_ms(self, lease_ms_max: int) -> int:
+    def next_look_ms(self) -> int:
         """The time at which the next lease ends if no consumer sends anything until then. There must be at least one consumer, and each
         must have sent something.
         """
-        return 1 + min([self.seen_ms[name] + min(holder.lease_ms, lease_ms_max) for name, holder in self.share.holders.items()])
+        return 1 + min([self.seen_ms[name] + min(holder.lease_ms, GRANTED_LEASE_MS_MAX) for name, holder in self.share.holders.items()])
 
     def take_late(self, now_ms: int) -> list[Waiter]:
         """Pulls whose wait time has passed."""

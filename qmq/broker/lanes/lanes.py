@@ -32,7 +32,7 @@ import numpy.typing as npt
 from qmq_ordering.routes import LpRange
 
 from qmq import limits
-from qmq.broker.config import LEASE_MS_MAX, LEASE_MS_MIN
+from qmq.broker.config import GRANTED_LEASE_MS_MAX, LEASE_MS_MAX, LEASE_MS_MIN
 from qmq.broker.dispatch.pull import BatchReader, PulledRange, PullResult, lay_out, readable_messages
 from qmq.broker.dispatch.sessions import CheckTimes, HeldAnswer, Peer
 from qmq.broker.lanes.ordered_writes import Routing
@@ -346,7 +346,7 @@ class Lanes:
 
     def _lease_ms(self, asked_ms: int) -> int:
         """The granted lease. One granted by an older version may be longer."""
-        return min(asked_ms, self._config.lease_ms_max)
+        return min(asked_ms, GRANTED_LEASE_MS_MAX)
 
     def _open(self, peer: Peer, queue: Queue, request: wire.LaneAttach, token: int, reader: LaneResultReader) -> LaneSession:
         group = request.group

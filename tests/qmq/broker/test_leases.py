@@ -12,7 +12,7 @@ from support import ManualClock, intake
 
 from qmq import limits
 from qmq.broker.broker import Broker
-from qmq.broker.config import BrokerConfig
+from qmq.broker.config import GRANTED_LEASE_MS_MAX, BrokerConfig
 from qmq.errors import Overloaded
 from qmq.log.actions import Join
 from qmq.log.log_config import LogConfig
@@ -21,7 +21,7 @@ from qmq.log.store import Store
 from qmq.model import SubjectConfig
 from qmq.wire import frame_payloads as wire
 
-MAX_MS = BrokerConfig().lease_ms_max
+MAX_MS = GRANTED_LEASE_MS_MAX
 HOUR_MS = 3_600_000
 
 
