@@ -37,7 +37,6 @@ from qmq.delay.config import DelayConfig
 from qmq.log.log_config import LogConfig
 from qmq.meta.server import MetaConfig
 from qmq.model import GroupSettings, SubjectConfig
-from qmq.rpc.listener import RpcBounds
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
 MADE = "<!-- Made by tools/run reference: change the code, and run that again. -->"
@@ -62,7 +61,7 @@ ROLES = {
     "qmq gateway": GatewayOptions,
     "qmq dev": DevOptions,
 }
-CONFIGURATION = (LogConfig, BrokerConfig, MetaConfig, RpcBounds, DelayConfig, DelaySettings, SubjectConfig, GroupSettings)
+CONFIGURATION = (LogConfig, BrokerConfig, MetaConfig, DelayConfig, DelaySettings, SubjectConfig, GroupSettings)
 
 
 def cell(text: object) -> str:
@@ -165,7 +164,7 @@ def configuration_page() -> str:
         MADE,
         "",
         "The values that servers and subjects are made with, and their defaults. Options of `qmq dev`, `qmq broker`, `qmq delay`,",
-        "`qmq meta` and `qmq subject create` set most of them ([commands](cli.md)); the others are for programs and tests.",
+        "`qmq meta`, `qmq subject create` and `qmq subject alter` set most of them ([commands](cli.md)).",
         "",
     ]
     for kind in CONFIGURATION:
@@ -174,6 +173,7 @@ def configuration_page() -> str:
         rows = [
             (f"`{each.name}`", str(each.type).replace("None", "none"), value_of(each), re.sub(r"``", "`", notes.get(each.name, "")))
             for each in dataclasses.fields(kind)
+            if not each.kw_only  # those are for tests
         ]
         lines += table(("field", "type", "default", ""), rows)
     return "\n".join([*lines, *variables()]).rstrip() + "\n"

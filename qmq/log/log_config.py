@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from typing import Final
 
@@ -29,7 +29,6 @@ class LogConfig:
     """The storage of one broker. Sizes are bytes, times milliseconds."""
 
     segment_bytes: int = 1024 * MIB
-    action_segment_bytes: int = 64 * MIB
     flush: Flush = Flush.ASYNC
     flush_interval_ms: int = FLUSH_INTERVAL_MS
     """With `async`: least time from the beginning of one flush to the next, which is also what a power cut can take in addition. A flush
@@ -38,17 +37,8 @@ class LogConfig:
     retention_ms: int = 7 * 24 * 3600 * 1000
     retention_bytes: int | None = None
     """The size limit of the whole message log; older segments are deleted."""
-    checkpoint_bytes: int = 256 * MIB
-    """Bytes of log after which a checkpoint is taken: the most that a restart replays (about half a second)."""
-    checkpoint_interval_ms: int = 60_000
     disk_free_bytes_min: int = 64 * MIB
     """Messages are refused when less space is free, so that acknowledgements and checkpoints still fit."""
-    cache_bytes: int = 32 * MIB
-    """Newest batches in memory, so that consumers that keep up cause no reads."""
-    tail_bytes: int = 64 * MIB
-    """Newest writes in memory, for slaves."""
-    producer_expiry_ms: int = 3600 * 1000
-    """A producer that was silent on a queue for so long is forgotten; an older retry could be stored twice."""
     object_store_url: str = ""
     """Where a replica copies sealed segments of the message log (docs/TIERING.md); empty: nowhere."""
     local_retention_ms: int | None = None
@@ -57,6 +47,17 @@ class LogConfig:
     """The size of the message log on the disk from which on the oldest segments are kept in the store only."""
     object_store_cache_bytes: int = 1024 * MIB
     """Disk space for what consumers read from the store."""
+    _: KW_ONLY  # what follows is no option: only tests set it
+    action_segment_bytes: int = 64 * MIB
+    checkpoint_bytes: int = 256 * MIB
+    """Bytes of log after which a checkpoint is taken: the most that a restart replays (about half a second)."""
+    checkpoint_interval_ms: int = 60_000
+    cache_bytes: int = 32 * MIB
+    """Newest batches in memory, so that consumers that keep up cause no reads."""
+    tail_bytes: int = 64 * MIB
+    """Newest writes in memory, for slaves."""
+    producer_expiry_ms: int = 3600 * 1000
+    """A producer that was silent on a queue for so long is forgotten; an older retry could be stored twice."""
 
     def __post_init__(self) -> None:
         for name in ("segment_bytes", "action_segment_bytes", "checkpoint_bytes"):

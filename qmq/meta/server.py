@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final
 
 import grpc
@@ -55,12 +55,13 @@ class MetaConfig:
     """Whether the metaserver moves partitions of ordered subjects away from broker groups that have lost their master for good
     (qmq/meta/ordered/resharding.py).
     """
+    access: AccessConfig = field(default_factory=AccessConfig)
+    _: KW_ONLY  # what follows is no option: only tests set it
     change_wait_s: float = CHANGE_WAIT_S
     """The time that the answer to a route change waits for the next route."""
     consumers_max: int = limits.GROUP_CONSUMERS_MAX
     """The largest number of consumers in a group of an ordered subject."""
     timing: MetaTiming = TIMING
-    access: AccessConfig = field(default_factory=AccessConfig)
     bounds: RpcBounds = BOUNDS
 
 
