@@ -35,9 +35,9 @@ class GatewayParts:
         self.sessions = ClientSessions(clock.monotonic_ms)
         self.invisible = InvisibleMessages[HandedOut](os.urandom(GATEWAY_ID_BYTES), os.urandom)
         self._readers = GroupReaders(client, clock.monotonic_ms)
-        self.sending = TopicSending(client, self.catalog, config, clock)
+        self.sending = TopicSending(client, self.catalog, clock)
         self.receiving = GroupReceiving(self._readers, self.catalog, self.invisible, self.sessions, config, clock)
-        self.pulling = GroupPulling(client, self.catalog, config, clock)
+        self.pulling = GroupPulling(client, self.catalog, clock)
         self.transactions = TopicTransactions(client, self.sessions, clock, CheckPlan(config.transactions))
 
     def sweep(self) -> None:

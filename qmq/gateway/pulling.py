@@ -19,10 +19,9 @@ from typing import Final, NamedTuple
 from qmq.client.browsing import BrowsedMessage
 from qmq.client.client import Client
 from qmq.errors import InvalidArgument, OrderMismatch, UnknownGroup, UnknownSubject
-from qmq.gateway.config import GatewayConfig
 from qmq.gateway.filters import filter_of_request
 from qmq.gateway.messages import group_of_resource, message_for_client, subject_of_topic
-from qmq.gateway.receiving import wait_s
+from qmq.gateway.receiving import BATCH_MAX, wait_s
 from qmq.gateway.status import OK, Refused, status_of_failure
 from qmq.gateway.topics import TopicCatalog
 from qmq.limits import MIB
@@ -62,11 +61,10 @@ class GroupPulling:
         self,
         client: Client,
         catalog: TopicCatalog,
-        config: GatewayConfig,
         clock: Clock,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._client, self._catalog, self._config, self._clock, self._sleep = client, catalog, config, clock, sleep
+        self._client, self._catalog, self._clock, self._sleep = client, catalog, clock, sleep
 
     # --- reading -------------------------------------------------------------------------------------------------------
 
@@ -97,9 +95,9 @@ class GroupPulling:
         if request.offset < 0:
             raise Refused(api.ILLEGAL_OFFSET, f"an offset is 0 or more, not {request.offset}")
         queue = await self._queue(request.message_queue)
-        most = min(request.batch_size, self._config.batch_max)
+        most = min(request.batch_size, BATCH_MAX)
         timeout = request.long_polling_timeout if request.HasField("long_polling_timeout") else None
-        until_ms = self._clock.monotonic_ms() + int(wait_s(timeout, self._config.long_poll_ms, remaining_s) * 1000)
+        until_ms = self._clock.monotonic_ms() + int(wait_s(timeout, remaining_s) * 1000)
         found: list[BrowsedMessage] = []
         next_offset, size = request.offset, 0
         while True:

@@ -22,6 +22,7 @@ from google.protobuf.duration_pb2 import Duration
 from qmq.client.any_message import fail
 from qmq.errors import QmqError, UnknownSubject
 from qmq.gateway.call_entries import serve_entries
+from qmq.gateway.client_settings import LONG_POLL_MS
 from qmq.gateway.clients import ClientSessions
 from qmq.gateway.config import GatewayConfig
 from qmq.gateway.filters import filter_of_request
@@ -36,6 +37,11 @@ from qmq.proto.rocketmq import service_pb2 as calls
 
 log = logging.getLogger("qmq.gateway")
 
+BATCH_MAX: Final = 1_024
+"""Messages of one answer. This and the next two are the bounds of RocketMQ's own proxy."""
+INVISIBLE_MS_MAX: Final = 12 * 3600 * 1000
+RENEWAL_MS_MAX: Final = 3 * 3600 * 1000
+"""How long the messages of a push consumer are renewed."""
 LOOK_S: Final = 0.5
 """A receive call for a topic that does not exist yet checks at this interval if the topic exists now."""
 MARGIN_S: Final = 0.3
@@ -95,12 +101,12 @@ class GroupReceiving:
         if request.batch_size < 1:
             raise Refused(api.BAD_REQUEST, f"batch_size is 1 or more, not {request.batch_size}")
         timeout = request.long_polling_timeout if request.HasField("long_polling_timeout") else None
-        until_ms = self._clock.monotonic_ms() + int(wait_s(timeout, self._config.long_poll_ms, remaining_s) * 1000)
+        until_ms = self._clock.monotonic_ms() + int(wait_s(timeout, remaining_s) * 1000)
         topic = await self._topic(subject, until_ms)
         key = ReaderKey(subject, group, wanted, topic.is_ordered)
         left_s = max(until_ms - self._clock.monotonic_ms(), 0) / 1000
         try:
-            reading, messages = await self._readers.receive(key, min(request.batch_size, self._config.batch_max), left_s)
+            reading, messages = await self._readers.receive(key, min(request.batch_size, BATCH_MAX), left_s)
         except UnknownSubject:
             self._catalog.forget(subject)
             raise
@@ -134,11 +140,11 @@ class GroupReceiving:
     def _invisible_ms(self, request: calls.ReceiveMessageRequest) -> tuple[int, int]:
         """How long messages stay invisible, and for how long this time is renewed. Raises Refused."""
         if request.auto_renew:
-            return self._config.renewed_invisible_ms, self._config.renewal_ms_max
+            return self._config.renewed_invisible_ms, RENEWAL_MS_MAX
         return self._checked_ms(request.invisible_duration), 0
 
     def _checked_ms(self, duration: Duration) -> int:
-        found, least, most = length_ms(duration), self._config.invisible_ms_min, self._config.invisible_ms_max
+        found, least, most = length_ms(duration), self._config.invisible_ms_min, INVISIBLE_MS_MAX
         if not least <= found <= most:
             raise Refused(api.ILLEGAL_INVISIBLE_TIME, f"an invisible time is {least / 1000:g} to {most / 1000:g} s, not {found / 1000} s")
         return found
@@ -183,7 +189,7 @@ class GroupReceiving:
         """Make a message invisible for the given time from now on; after that time it is delivered again."""
         try:
             held = self._find(request.receipt_handle, request)
-            invisible_ms = min(length_ms(request.invisible_duration), self._config.invisible_ms_max)
+            invisible_ms = min(length_ms(request.invisible_duration), INVISIBLE_MS_MAX)
             if invisible_ms < 0:
                 raise Refused(api.ILLEGAL_INVISIBLE_TIME, "an invisible time is not negative")
             held.message.counts_no_attempt = request.suspend
@@ -253,13 +259,13 @@ class GroupReceiving:
             self._retry(held, timedelta(milliseconds=max(held.until_ms - now_ms, 0)))
 
 
-def wait_s(asked: Duration | None, default_ms: int, remaining_s: float | None) -> float:
+def wait_s(asked: Duration | None, remaining_s: float | None) -> float:
     """How long a long poll waits: the time that the request gives, but never longer than the client waits.
 
     A client that gives a time waits longer than that by itself. Of one that gives none, only the end of the call is known, and a quarter of
     the time is left for the answer's way.
     """
-    asked_s = max(default_ms if asked is None else length_ms(asked), 0) / 1000
+    asked_s = max(LONG_POLL_MS if asked is None else length_ms(asked), 0) / 1000
     if remaining_s is None:
         return asked_s
     margin_s = MARGIN_S if asked is not None else max(MARGIN_S, remaining_s / 4)

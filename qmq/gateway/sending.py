@@ -18,11 +18,11 @@ from qmq.client.producing.delayed import DelayedProducer
 from qmq.client.producing.receipts import Receipt
 from qmq.errors import CallerError, MessageNotFound, OrderMismatch, UnknownSubject
 from qmq.gateway.call_entries import serve_entries
-from qmq.gateway.config import GatewayConfig
 from qmq.gateway.messages import CHECK_AFTER_MS, TopicMessage, message_from_client, subject_of_topic
 from qmq.gateway.status import OK, Refused, joined_status, status_of_failure
 from qmq.gateway.topics import Topic, TopicCatalog
-from qmq.gateway.transactions import check_recovery
+from qmq.gateway.transactions import LIMIT_MS, check_recovery
+from qmq.limits import BODY_BYTES_MAX
 from qmq.process.event_loop import Clock, time_of
 from qmq.proto.rocketmq import definition_pb2 as api
 from qmq.proto.rocketmq import service_pb2 as calls
@@ -31,8 +31,8 @@ from qmq.proto.rocketmq import service_pb2 as calls
 class TopicSending:
     """Serves sending and recalling, with one client for all callers."""
 
-    def __init__(self, client: Client, catalog: TopicCatalog, config: GatewayConfig, clock: Clock) -> None:
-        self._client, self._catalog, self._config, self._clock = client, catalog, config, clock
+    def __init__(self, client: Client, catalog: TopicCatalog, clock: Clock) -> None:
+        self._client, self._catalog, self._clock = client, catalog, clock
         self._halves: dict[str, DelayedProducer] = {}
         """By subject: the producer of half messages."""
 
@@ -43,7 +43,7 @@ class TopicSending:
 
     async def _entry(self, message: api.Message) -> calls.SendResultEntry:
         try:
-            found = message_from_client(message, self._config.body_bytes_max)
+            found = message_from_client(message, BODY_BYTES_MAX)
             receipt = await self._send(found)
         except Exception as failure:
             return calls.SendResultEntry(status=status_of_failure(failure), message_id=message.system_properties.message_id)
@@ -80,8 +80,7 @@ class TopicSending:
 
     async def _send_half(self, message: TopicMessage, topic: Topic) -> Receipt:
         producer = self._halves.get(message.subject)
-        limit_ms = self._config.transactions.limit_ms
-        check_recovery(int(message.headers.get(CHECK_AFTER_MS, 0)), limit_ms)
+        check_recovery(int(message.headers.get(CHECK_AFTER_MS, 0)))
         if producer is None:
             producer = self._halves[message.subject] = self._client.delayed_producer(message.subject, is_half=True)
         if producer.full:
@@ -91,7 +90,7 @@ class TopicSending:
             message.key(is_ordered=topic.is_ordered),
             [message.tag] if message.tag else None,
             message.headers,
-            due_ms=self._clock.time_ms() + limit_ms,
+            due_ms=self._clock.time_ms() + LIMIT_MS,
         )
         place = producer.place_of_last(ticket)
         return (await ticket).receipt(place)

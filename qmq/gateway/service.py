@@ -24,6 +24,7 @@ from qmq.gateway.messages import ORDERED_TYPES, PLAIN_TYPES, group_of_resource, 
 from qmq.gateway.parts import GatewayParts
 from qmq.gateway.status import OK, CallCounters, Refused, status_of_failure
 from qmq.gateway.topics import Topic
+from qmq.limits import BODY_BYTES_MAX
 from qmq.model import GroupSettings
 from qmq.proto.rocketmq import definition_pb2 as api
 from qmq.proto.rocketmq import service_pb2 as calls
@@ -130,7 +131,7 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
     """Serves the gRPC calls. `parts_for` finds the parts that serve a call by its name, headers and peer; it raises Refused."""
 
     def __init__(self, parts_for: Callable[[str, Mapping[str, str], str], GatewayParts], config: GatewayConfig) -> None:
-        self._parts_for, self._config = parts_for, config
+        self._parts_for = parts_for
         self._advertised = endpoints_of(config.advertise) if config.advertise else None
         self.counters = CallCounters()
         """Counts the answers of all calls."""
@@ -226,7 +227,7 @@ class MessagingService(service_pb2_grpc.MessagingServiceServicer):
         return calls.TelemetryCommand(status=OK, settings=settings)
 
     def _producer_settings(self, told: api.Settings) -> api.Settings:
-        return settings_for_producer(told, self._config.body_bytes_max)
+        return settings_for_producer(told, BODY_BYTES_MAX)
 
     async def _consumer_settings(self, parts: GatewayParts, told: api.Settings) -> api.Settings:
         group = group_of_resource(told.subscription.group)

@@ -53,7 +53,6 @@ class TransactionTiming:
     first_check_ms: int = FIRST_CHECK_MS
     pauses_ms: tuple[int, ...] = CHECK_PAUSES_MS
     checks_max: int = CHECKS_MAX
-    limit_ms: int = LIMIT_MS
     look_ms: int = 3_000
 
 
@@ -81,12 +80,12 @@ def check_decision(wanted: api.TransactionResolution.ValueType, before: api.Tran
     return before != wanted
 
 
-def check_recovery(check_after_ms: int, limit_ms: int) -> None:
+def check_recovery(check_after_ms: int) -> None:
     """Raises Refused if a message wants its first check at an age that its transaction never has."""
-    if not 0 <= check_after_ms < limit_ms:
+    if not 0 <= check_after_ms < LIMIT_MS:
         raise Refused(
             api.BAD_REQUEST,
-            f"an orphaned_transaction_recovery_duration is less than {limit_ms / 1000:g} s, after which a transaction is rolled back; "
+            f"an orphaned_transaction_recovery_duration is less than {LIMIT_MS / 1000:g} s, after which a transaction is rolled back; "
             f"not {check_after_ms / 1000:g} s",
         )
 
