@@ -23,7 +23,7 @@ from typing import Final
 
 import msgspec
 
-from qmq.broker.time_witnesses import TIMING, AskTime, TimeWitnesses, WitnessTiming
+from qmq.broker.time_witnesses import AskTime, TimeWitnesses
 from qmq.broker.timekeeper import SteadyClock
 from qmq.errors import DiskFull, InvalidArgument
 from qmq.log.disk import Disk
@@ -71,7 +71,6 @@ class ReplicaTime:
         is_delay: bool = False,
         network: Network = NETWORK,
         ask: AskTime | None = None,
-        timing: WitnessTiming = TIMING,
     ) -> None:
         """`boot` is the machine's boot id. `addresses` are the other machines' control addresses, `voters` the number of the group's. A
         delay group's kept time follows its clock after a minute, if no other machine denies it.
@@ -91,7 +90,7 @@ class ReplicaTime:
         self._steady = clock if isinstance(clock, SteadyClock) else None
         self._witnesses = None
         if self._steady is not None:
-            self._witnesses = TimeWitnesses(self._steady, addresses, ask=ask, network=network, timing=timing, after_look=self._looked)
+            self._witnesses = TimeWitnesses(self._steady, addresses, ask=ask, network=network, after_look=self._looked)
 
     # --- reading -------------------------------------------------------------------------------------------------------
 

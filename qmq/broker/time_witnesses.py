@@ -14,7 +14,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
 import grpc
@@ -28,21 +27,12 @@ log = logging.getLogger("qmq.broker")
 
 WITNESSES_MAX: Final = 15
 """More witnesses do not improve the median."""
-
-
-@dataclass(frozen=True, slots=True)
-class WitnessTiming:
-    """Intervals and timeouts, so that tests can pass shorter ones."""
-
-    ask_s: float = 1.0
-    """How long an answer may take."""
-    look_s: float = 1.0
-    """How often this machine's clock is read."""
-    every_ms: int = 30_000
-    """How often witnesses are asked while clocks agree."""
-
-
-TIMING: Final = WitnessTiming()
+ASK_S: Final = 1.0
+"""How long an answer may take."""
+LOOK_S: Final = 1.0
+"""How often this machine's clock is read."""
+ASK_EVERY_MS: Final = 30_000
+"""How often witnesses are asked while clocks agree."""
 
 AskTime = Callable[[str], Awaitable[int]]
 """The time at a control address, in milliseconds; 0 if it is not known. An error other than a cancellation means no answer."""
@@ -51,8 +41,8 @@ AskTime = Callable[[str], Awaitable[int]]
 class ControlPorts:
     """The control connections to witnesses."""
 
-    def __init__(self, network: Network = NETWORK, ask_s: float = TIMING.ask_s) -> None:
-        self._network, self._ask_s = network, ask_s
+    def __init__(self, network: Network = NETWORK) -> None:
+        self._network = network
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def ask(self, address: str) -> int:
@@ -60,9 +50,7 @@ class ControlPorts:
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = self._network.channel(address, any_server)  # any machine may be a witness
-        answer = await control_pb2_grpc.BrokerControlStub(channel).DescribeReplica(
-            control_pb2.DescribeReplicaRequest(), timeout=self._ask_s
-        )
+        answer = await control_pb2_grpc.BrokerControlStub(channel).DescribeReplica(control_pb2.DescribeReplicaRequest(), timeout=ASK_S)
         return int(answer.time_ms)
 
     async def keep_only(self, addresses: Iterable[str]) -> None:
@@ -81,15 +69,15 @@ class TimeWitnesses:
         *,
         ask: AskTime | None = None,
         network: Network = NETWORK,
-        timing: WitnessTiming = TIMING,
+        look_s: float = LOOK_S,
         after_look: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`after_look` is called after each reading of the clock."""
         self._after_look = after_look
-        self._timing = timing
+        self._look_s = look_s
         self._clock = clock
         self._addresses = addresses
-        self._ports = ControlPorts(network, timing.ask_s)
+        self._ports = ControlPorts(network)
         self._ask = ask or self._ports.ask
         self._asked_boot_ms: int | None = None
         self._told = (0, 0)
@@ -113,13 +101,13 @@ class TimeWitnesses:
                 await self.look()
             except Exception:
                 log.exception("asking the other machines for the time failed")
-            await asyncio.sleep(self._timing.look_s)
+            await asyncio.sleep(self._look_s)
 
     async def look(self) -> None:
         """Read the clock, and ask witnesses if it is time."""
         self._clock.time_ms()
         now_ms = self._clock.boot_ms()
-        if self._clock.timekeeper.wants_witnesses or self._asked_boot_ms is None or now_ms - self._asked_boot_ms >= self._timing.every_ms:
+        if self._clock.timekeeper.wants_witnesses or self._asked_boot_ms is None or now_ms - self._asked_boot_ms >= ASK_EVERY_MS:
             self._asked_boot_ms = now_ms
             await self._ask_all()
             self._clock.time_ms()
@@ -135,7 +123,7 @@ class TimeWitnesses:
     async def _ask_one(self, address: str) -> None:
         sent_ms = self._clock.boot_ms()
         try:
-            async with asyncio.timeout(self._timing.ask_s):
+            async with asyncio.timeout(ASK_S):
                 their_ms = await self._ask(address)
         except Exception as failure:
             log.debug("%s did not answer with its time: %s", address, failure)

@@ -84,6 +84,10 @@ log = logging.getLogger("qmq.node")
 ASIDE: Final = "schedule-fetched"
 PIECE_BYTES: Final = MIB
 TELL_S: Final = 5.0
+ASK_S: Final = 10.0
+"""The deadline of another replica's answer that describes its schedule or has a piece of the schedule."""
+POLL_S: Final = 0.05
+"""How often a replica checks whether its own log has reached the copied schedule."""
 
 
 class ScheduleTransfer:
@@ -175,13 +179,13 @@ class ScheduleTransfer:
         return False
 
     async def _take_from(self, name: str, stub: Any) -> None:
-        told = await describe_schedule(stub, timeout_s=self._timing.schedule_ask_s)
+        told = await describe_schedule(stub, timeout_s=ASK_S)
         first = self._replica.complete_from
         if first is None or told.index < first - 1:
             raise Unavailable(f"its checkpoint is of index {told.index}, and our log begins at {first or 'a place that is not known yet'}")
         await self._fetch(name, stub, self._form.files(msgspec.msgpack.decode(told.state)))
         while self._replica.committed < told.index:  # noqa: ASYNC110 - the log comes from the master
-            await asyncio.sleep(self._timing.schedule_poll_s)
+            await asyncio.sleep(POLL_S)
         self._adopt(told.state)
         log.warning("this replica now uses the schedule of replica %s as of index %d", name, told.index)
 
@@ -200,7 +204,7 @@ class ScheduleTransfer:
             at = 0
             while at < size:
                 request = pb.ReadScheduleRequest(file=path.name, offset=at, bytes_max=min(PIECE_BYTES, size - at))
-                piece: bytes = (await stub.ReadSchedule(request, timeout=self._timing.schedule_ask_s)).data
+                piece: bytes = (await stub.ReadSchedule(request, timeout=ASK_S)).data
                 if not 0 < len(piece) <= size - at:
                     raise Unavailable(f"{path.name} gave {len(piece)} bytes at {at}, and should have {size}")
                 self._disk.write(fd, [piece], at)
@@ -237,7 +241,7 @@ class ScheduleTransfer:
         async with self._network.channel(address, always(name)) as channel:
             asking = delay_pb2_grpc.DelayControlStub(channel)
             try:
-                await asking.DescribeSchedule(pb.DescribeScheduleRequest(offset=0), timeout=self._timing.schedule_ask_s)
+                await asking.DescribeSchedule(pb.DescribeScheduleRequest(offset=0), timeout=ASK_S)
             except grpc.RpcError:
                 return False
             return True

@@ -84,9 +84,6 @@ class ClientTiming:
     outbox_look_s: float = 1.0
     """How often a watchdog looks for unsent messages in an outbox."""
 
-    decide_s: float = 30.0
-    """How long the client asks for the outcome of a change to a delayed message. A delay group elects a new master much faster than this.
-    """
     decide_retry_s: tuple[float, ...] = (0.05, 0.1, 0.2, 0.5, 1.0)
 
     slow_call_s: float = 60.0

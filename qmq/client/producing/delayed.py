@@ -100,6 +100,8 @@ _NS_PER_MS: Final = 1_000_000
 _FIELD: Final = re.compile(r"[0-9A-Za-z*,/#-]+", re.ASCII)
 _ZONE: Final = re.compile(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*", re.ASCII)
 CRON_CHARS_MAX: Final = 1_000
+DECIDE_S: Final = 30.0
+"""How long the client asks for the outcome of a change to a delayed message. A delay group elects a new master much faster than this."""
 
 
 def time_ms(at: object, what: str = "at") -> int:
@@ -716,7 +718,7 @@ class Delayed:
             except Unavailable as failure:
                 is_uncertain |= method != "ShowDelayed" and _may_be_done(failure)
                 rest_s = pause_s(self._timing.decide_retry_s, attempt) * random.uniform(0.7, 1.3)  # noqa: S311 - jitter, not a secret
-                if loop.time() + rest_s > begun_s + self._timing.decide_s:
+                if loop.time() + rest_s > begun_s + DECIDE_S:
                     raise _in_doubt(failure) if is_uncertain else failure from failure
             except QmqError as failure:
                 if is_uncertain and not (method == "CancelDelayed" and isinstance(failure, TooLate)):

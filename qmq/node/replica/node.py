@@ -68,6 +68,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("qmq.node")
 
+VIEW_RETRY_S: Final = 0.1
+"""Pause before the coordination store is listed again; doubled after each failure."""
+VIEW_RETRY_S_MAX: Final = 5.0
+
 
 class ReplicaNode:
     """A running replica. Call `start`, then `stop`; after a crash call `start` again."""
@@ -182,8 +186,7 @@ class ReplicaNode:
         """Begin to follow the coordination store. Retries until the store accepts, because a replica without a view would
         silently miss every change.
         """
-        timing = self._environment.node_timing
-        pause_s = timing.view_retry_s
+        pause_s = VIEW_RETRY_S
         while True:
             try:
                 await self.view.start()
@@ -191,7 +194,7 @@ class ReplicaNode:
             except Exception as failure:
                 log.warning("reading the coordination store failed, trying again in %.1f s: %s", pause_s, failure)
             await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, timing.view_retry_s_max)
+            pause_s = min(pause_s * 2, VIEW_RETRY_S_MAX)
 
     async def _join(self) -> ReplicaMembership:
         """The group's members. Checks that the cluster is ours, and the group of our kind."""

@@ -10,7 +10,7 @@ import pytest
 from support import eventually, node_config, running
 
 from qmq.broker import time_witnesses
-from qmq.broker.time_witnesses import ControlPorts, TimeWitnesses, WitnessTiming
+from qmq.broker.time_witnesses import ControlPorts, TimeWitnesses
 from qmq.broker.timekeeper import SteadyClock, wall_ms
 from qmq.node.dev_node import Node
 
@@ -130,7 +130,7 @@ async def test_the_task_continues_after_a_failure(caplog: pytest.LogCaptureFixtu
             call("no such view")
         return list(town.errors)
 
-    asking = TimeWitnesses(machine, addresses, ask=town.ask, timing=WitnessTiming(look_s=0.001))
+    asking = TimeWitnesses(machine, addresses, ask=town.ask, look_s=0.001)
     with caplog.at_level(logging.CRITICAL, "qmq.broker"):
         asking.start()
         await eventually(lambda: machine.timekeeper.is_attested)

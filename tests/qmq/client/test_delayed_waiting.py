@@ -14,7 +14,8 @@ from fake_delays import DelayCluster, delay_cluster, message
 
 import qmq
 from qmq import limits
-from qmq.client.connection.connection import TIMING, ClientTiming
+from qmq.client.connection.connection import ClientTiming
+from qmq.client.producing.delayed import DECIDE_S
 from qmq.errors import (
     ClientClosed,
     DeadlineExceeded,
@@ -222,7 +223,7 @@ async def test_too_late_at_the_first_try_of_a_move_asks_nothing_more() -> None:
     [([LOST], UNKNOWN), ([LATE], UNKNOWN), ([NotConnected("no master")], NOT_STORED), ([], NOT_STORED)],
 )
 async def test_an_outcome_that_stays_unknown_ends_as_unknown(answers: list[Any], outcome: Any) -> None:
-    too_long_s = TIMING.decide_s * 10
+    too_long_s = DECIDE_S * 10
     timing = ClientTiming(decide_retry_s=(*[0.001] * len(answers), too_long_s))
     async with delay_cluster(timing=timing) as it:
         it.meta.answers["CancelDelayed"] = [*answers, NotConnected("still no master")]
