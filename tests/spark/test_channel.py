@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from pyspark_qmq.servers import connection
-from pyspark_qmq.servers.connection import BlockingConnection, ConnectionTiming, Head
+from pyspark_qmq.servers.connection import BlockingConnection, Head
 from support import node_config, running
 
 from qmq.errors import DeadlineExceeded, NotConnected, NotMaster, Outcome, ProtocolViolation, UnknownSubject
@@ -175,7 +175,7 @@ def test_a_broker_that_says_nothing_is_given_up() -> None:
         it.welcome()
         until_closed(it)
 
-    with peer(script) as address, BlockingConnection.connect(address, ConnectionTiming(answer_s=0.05)) as channel:
+    with peer(script) as address, BlockingConnection.connect(address, answer_s=0.05) as channel:
         with pytest.raises(DeadlineExceeded) as raised:
             channel.call(FrameKind.FETCH)
         assert raised.value.outcome is Outcome.UNKNOWN

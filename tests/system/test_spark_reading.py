@@ -7,7 +7,6 @@ from contextlib import closing
 
 import pytest
 from pyspark_qmq.servers import reading
-from pyspark_qmq.servers.connection import ConnectionTiming
 from pyspark_qmq.servers.metaservers import Metadata
 from pyspark_qmq.servers.reading import MasterConnections
 from pyspark_qmq.servers.server_address import ServerAddress
@@ -41,7 +40,7 @@ async def filled(group: Group, subject: str) -> QueuePiece:
 async def test_a_read_continues_batch_for_batch_when_the_master_is_lost(group: Group, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     monkeypatch.setattr(reading, "FETCH_BYTES", 4096)
     piece = await filled(group, f"spark.{fault}")
-    with closing(ServerAddress(group.server, timing=ConnectionTiming(answer_s=2.0)).open()) as log:
+    with closing(ServerAddress(group.server, answer_s=2.0).open()) as log:
         reader = log.read(piece, ReadSelection(), skips_lost=False)
         found = [await asyncio.to_thread(next, reader) for _ in range(5)]
         master = await group.master()

@@ -19,7 +19,6 @@ import socket
 import ssl
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
@@ -104,19 +103,10 @@ def secured(found: socket.socket, host: str, address: str) -> TlsSocket | socket
 
 _BUFFERS_MAX: Final = 512
 """Buffers of one system call."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionTiming:
-    """All values are in seconds. Tests pass shorter ones."""
-
-    connect_s: float = 5.0
-    """Timeout of connecting and of the handshake, each."""
-    answer_s: float = 15.0
-    """Timeout of an expected answer. It detects machines that lost power, which do not close connections."""
-
-
-TIMING: Final = ConnectionTiming()
+CONNECT_S: Final = 5.0
+"""Timeout of connecting and of the handshake, each."""
+ANSWER_S: Final = 15.0
+"""Timeout of an expected answer. It detects machines that lost power, which do not close connections."""
 
 
 class Head(NamedTuple):
@@ -144,19 +134,19 @@ class BlockingConnection:
 
     @classmethod
     def connect(
-        cls, address: str, timing: ConnectionTiming = TIMING, *, client: str = "spark", server: ServerName = ANY_SERVER
+        cls, address: str, answer_s: float = ANSWER_S, *, client: str = "spark", server: ServerName = ANY_SERVER
     ) -> BlockingConnection:
         """Connect to a server and say hello. Raises NotConnected, TlsFailed, WrongServer, ProtocolViolation."""
         try:
             place = parse(address)
             host = place.host.strip("[]")
-            found = socket.create_connection((host, place.port), timing.connect_s)
+            found = socket.create_connection((host, place.port), CONNECT_S)
             # The kernel sizes the receive buffer, because it adapts it to the network path.
             found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except (OSError, InvalidArgument) as cause:
             raise NotConnected(f"no broker answers at {address} ({cause or 'timed out'}): is it running?") from cause
         try:
-            channel = cls(address, server, secured(found, host, address), timing.connect_s)
+            channel = cls(address, server, secured(found, host, address), CONNECT_S)
         except OSError as cause:
             found.close()
             raise NotConnected(f"no broker answers at {address} ({cause or 'timed out'}): is it running?") from cause
@@ -168,7 +158,7 @@ class BlockingConnection:
         except BaseException:
             channel.close()
             raise
-        channel._socket.settimeout(timing.answer_s)
+        channel._socket.settimeout(answer_s)
         return channel
 
     def _greet(self, client: str) -> None:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from math import ceil
 
-from pyspark_qmq.servers.connection import TIMING, BlockingConnection, ConnectionTiming
+from pyspark_qmq.servers.connection import ANSWER_S, BlockingConnection
 from pyspark_qmq.servers.metaservers import Metadata
 from pyspark_qmq.servers.reading import MasterConnections, ServerPieceReader, numbers_of
 from pyspark_qmq.source_model import QueueKey, QueuePiece, ReadSelection, Routes, SourceBatch, SourceQueue, Topology
@@ -28,9 +28,9 @@ from qmq.wire.frame import FrameKind
 class ServerLog:
     """The committed messages of a cluster. Not thread-safe."""
 
-    def __init__(self, metadata: Metadata, timing: ConnectionTiming = TIMING) -> None:
+    def __init__(self, metadata: Metadata, answer_s: float = ANSWER_S) -> None:
         self._metadata = metadata
-        self._masters = MasterConnections(metadata, timing=timing)
+        self._masters = MasterConnections(metadata, answer_s=answer_s)
         self._is_ordered: dict[str, bool] = {}
         """Cached per subject, because it never changes."""
         self._known: dict[str, Routes] = {}

@@ -27,7 +27,7 @@ from typing import Final, Protocol, TypeVar
 import numpy as np
 from google_crc32c import value as crc32c
 
-from pyspark_qmq.servers.connection import TIMING, BlockingConnection, ConnectionTiming
+from pyspark_qmq.servers.connection import ANSWER_S, BlockingConnection
 from pyspark_qmq.servers.metaservers import Located, Metadata, RetryDeadline, patiently
 from pyspark_qmq.source_model import QueueKey, QueuePiece, ReadSelection, SourceBatch
 from qmq import limits
@@ -60,8 +60,8 @@ _R = TypeVar("_R")
 class MasterConnections:
     """The masters of the broker groups; with `delayed`, of the delay groups. Not thread-safe."""
 
-    def __init__(self, metadata: Metadata, *, delayed: bool = False, timing: ConnectionTiming = TIMING) -> None:
-        self._timing = timing
+    def __init__(self, metadata: Metadata, *, delayed: bool = False, answer_s: float = ANSWER_S) -> None:
+        self._answer_s = answer_s
         self.retry_ms = metadata.retry_ms
         self._metadata = metadata
         self._is_delayed = delayed
@@ -107,7 +107,7 @@ class MasterConnections:
                 return channel
             channel.close()
         try:
-            return BlockingConnection.connect(master.address, self._timing, server=master.server)
+            return BlockingConnection.connect(master.address, self._answer_s, server=master.server)
         except NotConnected as failure:
             self._book.doubt(group, master)
             raise NotConnected(f"the master of broker group {group!r} does not answer: {failure.message}") from failure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyspark_qmq.servers.connection import TIMING, ConnectionTiming
+from pyspark_qmq.servers.connection import ANSWER_S
 from pyspark_qmq.servers.log import ServerLog
 from pyspark_qmq.servers.metaservers import RETRY_MS, Metadata
 
@@ -15,8 +15,8 @@ class ServerAddress:
 
     servers: str
     retry_ms: int = RETRY_MS
-    timing: ConnectionTiming = TIMING
+    answer_s: float = ANSWER_S
 
     def open(self) -> ServerLog:
         """Open the log in this process, without calling a server yet. Raises InvalidArgument."""
-        return ServerLog(Metadata(self.servers, self.retry_ms), self.timing)
+        return ServerLog(Metadata(self.servers, self.retry_ms), self.answer_s)
