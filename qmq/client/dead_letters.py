@@ -242,8 +242,11 @@ class DeadLetters:
         read_directed: ReadDirected,
         group: str,
     ) -> None:
-        self._metadata, self._consumer, self._send_directed = metadata, consumer, send_directed
-        self._list_ends, self._read_directed = list_ends, read_directed
+        self._metadata, self._consumer, self._list_ends = metadata, consumer, list_ends
+        self.send_directed = send_directed
+        """Sends letters to their subject again, for one group only."""
+        self.read_directed = read_directed
+        """Reads what was sent to single groups: among it the letters that were sent again."""
         self.group = check_name("group", group)
         self.subject = dead_letter_subject(group)
 
@@ -287,11 +290,11 @@ class DeadLetters:
         letters, at most `per_second` each second; 0 means no limit. `progress` is called with the number of letters that are done. Raises
         as `Client.send`, and what `edit` raises; dead letters before the failure have been replayed. Needs `browse` on the subjects, too.
         """
-        replayed = ReplayedLetters(self._list_ends, self._read_directed, self.group)
+        replayed = ReplayedLetters(self._list_ends, self.read_directed, self.group)
 
         async def send(letters: Sequence[DeadLetter]) -> None:
             columns, create_time_ms = columns_of([_edited(each, edit) for each in letters], letters[0].group)
-            await self._send_directed(letters[0].subject, columns, create_time_ms)
+            await self.send_directed(letters[0].subject, columns, create_time_ms)
 
         return await self._done(send, replayed.among, choose, messages_max, progress, per_second)
 

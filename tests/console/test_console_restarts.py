@@ -91,4 +91,4 @@ async def test_letters_are_replayed_each_once_while_the_console_is_killed(node: 
             while not (await done_of(console, job))[1]:
                 await asyncio.sleep(0.05)
         console.kill()
-        assert Counter([message.body async for message in mq._directed("orders", 0, {})]) == Counter(bodies)
+        assert Counter([message.body async for message in letters.read_directed("orders", 0, {})]) == Counter(bodies)

@@ -52,7 +52,7 @@ async def test_a_client_counts_what_it_sends_and_what_it_is_handed(node: Node) -
         assert values("qmq_client_held_messages", **GROUP) == 5
         assert values("qmq_client_connections") == 1
         await eventually(lambda: shown(mq)("qmq_client_unheard_verdicts", **GROUP) == 0)
-        consumer._attachments[0].verdicts.detached()  # as when the broker is away
+        consumer.attachments[0].verdicts.detached()  # as when the broker is away
         found[7].ack_later()
         assert shown(mq)("qmq_client_unheard_verdicts", **GROUP) == 1
         await consumer.close()

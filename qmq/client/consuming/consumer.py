@@ -318,6 +318,11 @@ class Consumer:
             raise failure
 
     @property
+    def attachments(self) -> Sequence[Attachment]:
+        """What this consumer has at each broker group of the subject that it knows: a session, a pull under way, messages."""
+        return tuple(self._attachments)
+
+    @property
     def held(self) -> int:
         """Messages that this consumer holds without a verdict."""
         return 0 if self._is_closed else sum([each.held for each in list(self._attachments)])

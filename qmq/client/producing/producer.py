@@ -33,7 +33,7 @@ from qmq import limits
 from qmq.client.connection.pool import Links
 from qmq.client.producing import batch as message_checks
 from qmq.client.producing.batch import Batch, OpenBatch, cut, size_of
-from qmq.client.producing.group_sender import INFLIGHT_BATCHES_MAX, BatchDestination, Pipes
+from qmq.client.producing.group_sender import INFLIGHT_BATCHES_MAX, BatchDestination, Pipe, Pipes
 from qmq.client.producing.receipts import BatchReceipt, Ticket, Tickets
 from qmq.errors import BufferFull, ClientClosed, InvalidArgument, Outcome, QmqError
 from qmq.process.event_loop import ms_of
@@ -424,6 +424,11 @@ class Producer(Backlog):
     def place_of_last(self, ticket: Ticket) -> int:
         """The place, in its batch, of the message that `send` just took; valid only right after `send`."""
         return (len(self._open.bodies) if ticket is self._open.ticket else self._last_count) - 1
+
+    @property
+    def pipes(self) -> Sequence[Pipe]:
+        """One for each broker group that this producer has sent to: its connection, and the batches on their way."""
+        return tuple(self._pipes)
 
     # --- what became of them -------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import qmq
 from qmq.cli.app import app
 from qmq.cli.dlq import chosen_by
-from qmq.client.dead_letters import DeadLetter, DeadLetters, columns_of, parts_of
+from qmq.client.dead_letters import DeadLetter, columns_of, parts_of
 from qmq.errors import InvalidArgument, UnknownSubject
 from qmq.model import MessageId
 from qmq.node.dev_node import Node
@@ -129,14 +129,15 @@ async def test_a_subject_that_takes_no_messages_does_not_double_the_letters_of_o
     async with qmq.connect(node.address) as mq:
         await die(mq, "good", [b"a"], "no")
         await die(mq, "gone", [b"b"], "no")
-        send = mq._send_directed_now
+        letters = mq.dead_letters("billing")
+        send = letters.send_directed
 
         async def refused(subject: str, columns: Any, create_time_ms: int) -> None:
             if subject == "gone":
                 raise UnknownSubject("it was deleted (in this test)")
             await send(subject, columns, create_time_ms)
 
-        letters = DeadLetters(mq.metadata, mq.consumer, refused, mq.queue_ends, mq._directed, "billing")
+        letters.send_directed = refused
         while sum(each.waiting for each in await letters.describe()) < 2:
             pass
         for _ in range(3):

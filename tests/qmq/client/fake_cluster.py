@@ -159,6 +159,10 @@ class FakePartition:
         self.is_sealed = False
         self._bases: dict[tuple[int, int], int] = {}
 
+    def forget_producers(self) -> None:
+        """Forget which batches came, as a broker does after a long time."""
+        self._bases.clear()
+
     def take(self, sent: Sent) -> int:
         """The batch's first sequence. Raises RouteChanged, OutOfSequence, ProducerFenced."""
         key = (sent.producer_id, sent.number)
@@ -311,6 +315,7 @@ class FakeMeta(meta_pb2_grpc.MetaServicer):
         self.order: FakeOrder | None = None
         self.watchers: list[asyncio.Queue[pb.WatchResponse | None]] = []
         self.is_watched = asyncio.Event()
+        """Set when a client has asked for changes, also where `can_push` is false."""
         self.address = ""
         self.server: grpc.aio.Server | None = None
 
@@ -323,11 +328,11 @@ class FakeMeta(meta_pb2_grpc.MetaServicer):
         return pb.LocateResponse(routes=self.answer(request.subject), settings=settings, route=ordered)
 
     async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.WatchResponse]:
+        self.is_watched.set()
         if not self.can_push:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no such call")
         queue: asyncio.Queue[pb.WatchResponse | None] = asyncio.Queue()
         self.watchers.append(queue)
-        self.is_watched.set()
         while (found := await queue.get()) is not None:
             yield found
 

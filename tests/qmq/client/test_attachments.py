@@ -45,7 +45,7 @@ class Queue:
             replica.handle |= {
                 FrameKind.ATTACH: self._attach,
                 FrameKind.PULL: lambda peer, request: self.pulls.append((peer, request)),
-                FrameKind.SETTLE: self._settle,
+                FrameKind.SETTLE: self.settle,
                 FrameKind.HEARTBEAT: lambda peer, request: peer.answer(request, FrameKind.OK),
                 FrameKind.DETACH: lambda peer, request: peer.answer(request, FrameKind.OK),
             }
@@ -57,7 +57,7 @@ class Queue:
         granted = replace(self.attached, lease_ms=min(asked.lease_ms, self.attached.lease_ms))
         peer.answer(request, FrameKind.ATTACHED, granted.pack())
 
-    def _settle(self, peer: Peer, request: Frame) -> None:
+    def settle(self, peer: Peer, request: Frame) -> None:
         _, settlements = wire.unpack_settle(request.payload)
         self.settled += settlements
         if self.holds_answers:
@@ -89,7 +89,7 @@ class Queue:
 
 
 def attachment_of(consumer: qmq.Consumer, group: str = "g0") -> Attachment:
-    return next(each for each in consumer._attachments if each.group == group)
+    return next(each for each in consumer.attachments if each.group == group)
 
 
 @pytest.fixture
@@ -330,7 +330,7 @@ async def test_a_verdict_that_is_refused_because_the_session_is_over_is_sent_in_
     def refuse_once(peer: Peer, request: Frame) -> None:
         refused.append(request)
         for replica in group.replicas:
-            replica.handle[FrameKind.SETTLE] = queue._settle
+            replica.handle[FrameKind.SETTLE] = queue.settle
         peer.refuse(request, failure)  # type: ignore[arg-type]
 
     for replica in group.replicas:
@@ -355,7 +355,7 @@ async def test_a_verdict_that_finds_no_quorum_is_tried_again(it: Cluster) -> Non
         if len(tries) < 3:
             peer.refuse(request, NoQuorum("alone", outcome=NOT_STORED))
         else:
-            queue._settle(peer, request)
+            queue.settle(peer, request)
 
     group.replicas[0].handle[FrameKind.SETTLE] = refuse
     await seen.ack_sync()
@@ -389,7 +389,7 @@ async def test_groups_are_consumed_in_turn_and_verdicts_go_to_the_messages_group
         for number, queue in enumerate(queues):
             await queue.deliver(0, [b"%d" % number] * 150)
         messages = [await first]
-        await eventually(lambda: all(len(each.slices) > 0 for each in consumer._attachments))
+        await eventually(lambda: all(len(each.slices) > 0 for each in consumer.attachments))
         while len(messages) < 450:
             messages.append(await anext(consumer))
         assert Counter(message.broker_group for message in messages) == {"g0": 150, "g1": 150, "g2": 150}
@@ -449,7 +449,7 @@ async def test_the_prefetch_is_a_total_and_with_one_message_the_groups_take_turn
         consumer = it.mq.consumer("s", "g", prefetch=1, ack="explicit")
         pulling = asyncio.create_task(consumer.pull(1))
         await eventually(lambda: min(asked[group.name] for group in it.groups) >= 3)
-        assert sum(each.asked for each in consumer._attachments) <= 1
+        assert sum(each.asked for each in consumer.attachments) <= 1
         pulling.cancel()
 
 
@@ -513,11 +513,12 @@ async def test_skipping_what_expired_in_one_group_does_not_move_the_others(monke
         queues = [Queue(group) for group in it.groups]
         resets: list[tuple[str, str, str | None]] = []
 
-        async def reset(subject: str, group: str, broker_group: str | None) -> None:
+        async def reset(subject: str, group: str, *, to: str, broker_group: str | None) -> None:
+            assert to == "earliest"
             resets.append((subject, group, broker_group))
             it.groups[0].replicas[0].handle[FrameKind.PULL] = lambda peer, request: queues[0].pulls.append((peer, request))
 
-        monkeypatch.setattr(it.mq, "_reset_to_earliest", reset)
+        monkeypatch.setattr(it.mq.metadata, "reset_group", reset)
         it.groups[0].replicas[0].handle[FrameKind.PULL] = lambda peer, request: peer.refuse(request, MessagesExpired("gone"))
         consumer = it.mq.consumer("s", "g", expired="skip", ack="explicit")
         pulling = asyncio.create_task(consumer.pull(1))

@@ -16,7 +16,7 @@ async def connected(it: Cluster) -> Connection:
     """The client's connection to the broker, after a first message."""
     producer = it.mq.producer("s")
     await producer.send(b"first")
-    (pipe,) = producer._pipes
+    (pipe,) = producer.pipes
     assert pipe.connection is not None
     return pipe.connection
 

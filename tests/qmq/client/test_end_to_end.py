@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import NodeProcess, eventually, node_config, running
@@ -32,6 +33,7 @@ from qmq.log.log_config import Flush, LogConfig
 from qmq.log.retention import begin_retention
 from qmq.model import Order, SubjectConfig
 from qmq.node.dev_node import Node
+from qmq.wire.frame import FrameKind
 
 NO_DELAY = timedelta(0)
 SHORT = timedelta(seconds=0.2)
@@ -93,13 +95,11 @@ async def test_several_consumers_share_one_backlog_and_each_message_goes_to_one(
 
 
 async def test_a_consumer_that_holds_all_it_may_does_not_keep_the_others_waiting(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qmq.limits.CONSUMER_UNACKED_MAX", 10)
     async with qmq.connect(node.address) as mq:
         await mq.send_many("s", [b"%d" % number for number in range(30)])
-        full = mq.consumer("s", "g", prefetch=10, ack="explicit")
+        full = mq.consumer("s", "g", prefetch=100, ack="explicit")  # it asks for more than the broker lets it hold
+        monkeypatch.setattr("qmq.limits.CONSUMER_UNACKED_MAX", 10)
         assert len(await full.pull(10)) == 10
-        full._limit.choose(100)
-        full.look_again()
         await eventually(lambda: any(state.waiters for state in node.broker.dispatch.groups))
         other = await collect(mq.consumer("s", "g", prefetch=10), 20)
         assert [int(m.body) for m in other] == list(range(10, 30))
@@ -153,14 +153,19 @@ async def test_a_nacked_message_comes_back_after_its_delay_one_attempt_older(nod
         assert attempts == [1, 2, 3]
 
 
-async def test_messages_of_a_silent_consumer_go_to_the_others_when_its_lease_ends(node: Node) -> None:
+async def test_messages_of_a_silent_consumer_go_to_the_others_when_its_lease_ends(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     async with qmq.connect(node.address) as mq, qmq.connect(node.address) as other:
         await mq.send_many("s", [b"%d" % number for number in range(20)])
         silent = mq.consumer("s", "g", lease_ms=1000, ack="explicit")
         held = await silent.pull(20)
-        (attachment,) = silent._attachments
-        assert attachment._sessions._runner is not None
-        attachment._sessions._runner.cancel()
+        session = silent.attachments[0].session
+        assert session is not None
+        call = session.connection.call
+
+        async def call_without_heartbeats(kind: FrameKind, *args: Any, **options: Any) -> Any:
+            return await (asyncio.Event().wait() if kind == FrameKind.HEARTBEAT else call(kind, *args, **options))
+
+        monkeypatch.setattr(session.connection, "call", call_without_heartbeats)
         again = await collect(other.consumer("s", "g", lease_ms=1000), 20)
         assert {message.attempt for message in again} == {2}
         with pytest.raises(StaleDelivery, match="another consumer"):
@@ -187,7 +192,7 @@ async def test_after_a_broken_connection_a_consumer_continues_with_what_it_holds
             async for message in consumer:
                 seen[message.body] += 1
                 attempts.add(message.attempt)
-                session = consumer._attachments[0].session
+                session = consumer.attachments[0].session
                 if len(seen) % 200 == 50 and session is not None and session.connection.stream.transport is not None:
                     session.connection.stream.transport.abort()
                 if len(seen) == 1000:
@@ -205,7 +210,7 @@ async def test_an_answer_lost_with_the_connection_does_not_store_a_message_twice
             producer.send(b"%d" % number)
             if number % 200 == 0:
                 await asyncio.sleep(0)
-                for pipe in producer._pipes:
+                for pipe in producer.pipes:
                     if pipe.connection is not None:
                         pipe.connection.stream.transport.abort()
         await producer.flush()

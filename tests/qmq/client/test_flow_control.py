@@ -15,6 +15,7 @@ from support import eventually
 
 import qmq
 from qmq.broker.dispatch.redelivery import UnackedBytes
+from qmq.client.connection.connection import connect
 from qmq.client.consuming import session as prefetch_limits
 from qmq.client.consuming.session import PREFETCH, PREFETCH_MAX
 from qmq.errors import InvalidArgument
@@ -44,7 +45,7 @@ async def test_a_consumer_pulls_no_more_bytes_than_it_may_hold(it: Cluster) -> N
     assert 39 * KIB < left < 40 * KIB, "two messages are held, and what their batch adds"
     await queue.deliver([bytes(90 * KIB)])
     found += await consumer.pull(10)
-    (attachment,) = consumer._attachments
+    (attachment,) = consumer.attachments
     assert 150 * KIB < attachment.held_bytes < 151 * KIB, "a batch is never cut: it may exceed what was asked for"
     assert not attachment.asked
     await found[0].ack_sync()
@@ -97,7 +98,7 @@ async def test_a_pull_leaves_while_a_loop_that_never_waits_is_still_busy(it: Clu
     first = asyncio.create_task(anext(consumer))
     await queue.deliver([b"x"] * 400)
     await first
-    (attachment,) = consumer._attachments
+    (attachment,) = consumer.attachments
     assert attachment.session is not None
     stream = attachment.session.connection.stream
     before, rounds = stream.taken_bytes, list[int]()
@@ -129,7 +130,7 @@ async def test_a_message_counts_for_its_part_of_the_batch_and_other_tags_count_n
     pulling = asyncio.create_task(consumer.pull(10))
     await queue.deliver([bytes(KIB)] * 100)
     found = await pulling
-    (attachment,) = consumer._attachments
+    (attachment,) = consumer.attachments
     before = attachment.held_bytes
     assert 100 * KIB + ENVELOPE_BYTES < before < 110 * KIB
     found[3].ack_later()
@@ -140,7 +141,7 @@ async def test_a_message_counts_for_its_part_of_the_batch_and_other_tags_count_n
     await eventually(lambda: len(queue.attaches) == 2)
     await queue.deliver([bytes(KIB)])
     await eventually(lambda: len(queue.settled) == 3)
-    assert tagged._attachments[0].held_bytes == 0
+    assert tagged.attachments[0].held_bytes == 0
     following.cancel()
 
 
@@ -155,7 +156,7 @@ async def _postponed(it: DelayCluster) -> None:
     pulling = asyncio.create_task(consumer.pull(10))
     await queue.deliver([b"x"] * 3)
     found = await pulling
-    (attachment,) = consumer._attachments
+    (attachment,) = consumer.attachments
     before = attachment.held_bytes
     found[1].nack(timedelta(days=1))
     found[2].nack(timedelta(days=1))
@@ -194,7 +195,7 @@ async def test_who_sends_waits_while_what_it_sent_before_is_not_stored(it: Clust
     group.on_produce = lambda *each: waiting.append(lambda: group.serve(*each))
     sending = [asyncio.create_task(it.mq.send("s", bytes(MIB))) for _ in range(20)]
     await eventually(lambda: bool(waiting))
-    producer = it.mq._producers["s"]
+    (producer,) = it.mq.producers
     assert 0 < producer.waiting_bytes < 8 * MIB, "the other messages are with those who send them"
     group.on_produce = group.serve
     for answer in waiting:
@@ -212,7 +213,7 @@ async def test_an_idle_consumer_delays_neither_other_consumers_nor_its_group(nod
         idle = mq.consumer("flow", "g", ack="explicit", prefetch_bytes=200 * KIB, pull_bytes=100 * KIB)
         held = await idle.pull(1)
         same_group, other_group = mq.consumer("flow", "g"), mq.consumer("flow", "other")
-        (attachment,) = idle._attachments
+        (attachment,) = idle.attachments
         await eventually(lambda: not attachment.asked)
         assert 150 * KIB < attachment.held_bytes < 700 * KIB
         mine = [(await anext(same_group)).body[:3] for _ in range(300 - attachment.held)]
@@ -221,7 +222,7 @@ async def test_an_idle_consumer_delays_neither_other_consumers_nor_its_group(nod
         assert not attachment.asked
         rest = held.bodies + [body for part in attachment.slices for body in part.bodies]
         assert sorted([*mine, *[body[:3] for body in rest]]) == everything
-        assert len({id(each._attachments[0].session.connection) for each in (idle, same_group, other_group)}) == 1  # type: ignore[union-attr]
+        assert len({id(each.attachments[0].session.connection) for each in (idle, same_group, other_group)}) == 1  # type: ignore[union-attr]
 
 
 async def test_the_broker_keeps_its_limit_of_bytes_and_the_rest_goes_to_others(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +232,7 @@ async def test_the_broker_keeps_its_limit_of_bytes_and_the_rest_goes_to_others(n
         await producer.send_many([b"%02d" % number + bytes(20 * KIB) for number in range(60)])
         greedy, other = (mq.consumer("flow", "g", ack="explicit", pull_bytes=100 * KIB) for _ in range(2))
         held = await greedy.pull(1)
-        (attachment,) = greedy._attachments
+        (attachment,) = greedy.attachments
         await eventually(lambda: attachment.held_bytes > 300 * KIB)
         assert attachment.asked, "it waits at the broker"
         assert attachment.held_bytes < 300 * KIB + 100 * KIB
@@ -254,8 +255,9 @@ async def test_an_ordered_consumer_holds_no_more_bytes_than_it_may(node: Node) -
         await producer.send_many([bytes(20 * KIB)] * 60, [b"k%d" % number for number in range(60)])
         consumer = mq.ordered_consumer("lined", "g", ack="explicit", prefetch_bytes=200 * KIB, pull_bytes=50 * KIB)
         held = [await anext(consumer) for _ in range(5)]
-        cores = [each.core for each in consumer._readers]
-        await eventually(lambda: all(each.core.open_bytes * 2 > consumer._room()[1] or not each._is_pulling for each in consumer._readers))
+        cores = [each.core for each in consumer.readers]
+        lane_bytes = consumer.prefetch_bytes // len(cores)
+        await eventually(lambda: all(each.core.open_bytes * 2 > lane_bytes or not each.is_pulling for each in consumer.readers))
         assert 5 * 20 * KIB < sum(core.open_bytes for core in cores) < 300 * KIB
         for number in range(60):
             held.pop(0).ack_later()
@@ -267,10 +269,9 @@ async def test_an_ordered_consumer_holds_no_more_bytes_than_it_may(node: Node) -
 async def test_a_consumer_that_never_reads_its_socket_delays_no_other_consumer(node: Node) -> None:
     """The broker bounds the unread bytes, and serves the other connections."""
     count = 500
-    async with qmq.connect(node.address) as mq, qmq.connect(node.address) as deaf:
+    async with qmq.connect(node.address) as mq:
         await mq.send_many("flow", [bytes(50 * KIB)] * count)
-        (group,) = await deaf._links.locator.groups("flow")
-        _, connection = await deaf._links.reach("flow", group)
+        connection = await connect(node.data_address, "deaf")
         request = wire.Attach("flow", 0, "g", "deaf", "1", -1, "earliest", 30_000, [], [])
         session = wire.Attached.unpack((await connection.call(FrameKind.ATTACH, request.pack(), timeout_s=10)).payload).session
         connection.stream.pause_reading()

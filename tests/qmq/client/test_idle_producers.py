@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from collections.abc import Callable
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_cluster import FakeBroker, Peer, Sent, cluster
 from support import eventually
 
 import qmq
@@ -20,6 +22,9 @@ from qmq.model import Order, SubjectConfig
 from qmq.node.dev_node import Node
 from qmq.process.event_loop import LoopRound
 from qmq.testing import TestCluster
+from qmq.wire.frame import Frame
+
+QUICK = ClientTiming(idle_producer_s=0.5)
 
 
 async def send_to_all(mq: qmq.Client, subjects: int) -> None:
@@ -28,50 +33,55 @@ async def send_to_all(mq: qmq.Client, subjects: int) -> None:
 
 
 async def test_what_an_idle_subject_needs_is_given_up_and_what_a_busy_one_needs_is_kept(node: Node) -> None:
-    async with qmq.connect(node.address) as mq:
+    async with qmq.Client(node.address, timing=QUICK) as mq:
         await send_to_all(mq, 100)
-        mq._idle.look(100)
         receipt = await mq.send("s-7", b"busy")
-        mq._idle.look(100)
-        assert [each.subject for each in mq.producers] == ["s-7"]
-        mq._idle.look(100)
-        mq._idle.look(100)
-        assert not mq.producers
+        (busy,) = [each for each in mq.producers if each.subject == "s-7"]
+        while mq.producers != [busy]:
+            receipt = await mq.send("s-7", b"busy")
+        await eventually(lambda: not mq.producers)
         again = await mq.send("s-7", b"again")
         assert (again.sequence, again.id.producer_id) == (receipt.sequence + 1, receipt.id.producer_id)
         assert [each.subject for each in mq.producers] == ["s-7"]
 
 
-async def test_a_producer_with_an_undecided_message_is_kept(node: Node) -> None:
-    async with qmq.connect(node.address) as mq:
-        await mq.send("s", b"x")
-        mq._idle.look(1)
-        sending = asyncio.create_task(mq.send("s", b"y"))
-        await asyncio.sleep(0)
-        mq._idle.look(1)
-        mq._idle.look(1)
-        assert (await sending).sequence == 1
+async def test_a_producer_with_an_undecided_message_is_kept() -> None:
+    async with cluster(1, timing=QUICK) as it:
+        (group,) = it.groups
+        held: list[Callable[[], None]] = []
+
+        def hold(broker: FakeBroker, peer: Peer, request: Frame, sent: Sent) -> None:
+            if sent.bodies == [b"held"]:
+                held.append(lambda: group.serve(broker, peer, request, sent))
+            else:
+                group.serve(broker, peer, request, sent)
+
+        group.on_produce = hold
+        sending = asyncio.create_task(it.mq.send("s", b"held"))
+        await eventually(lambda: bool(held))
+        (kept,) = it.mq.producers
+        for number in range(3):
+            await it.mq.send(f"other-{number}", b"x")
+            await eventually(lambda: it.mq.producers == [kept])
+        held[0]()
+        await sending
 
 
 async def test_an_ordered_subject_is_given_up_too_and_its_order_continues(node: Node) -> None:
-    async with qmq.connect(node.address) as mq:
+    async with qmq.Client(node.address, timing=QUICK) as mq:
         await mq.metadata.create_subject(SubjectConfig("o", order=Order.STRICT, logical_partitions=16), partitions=2)
         for number in range(5):
             await mq.send("o", b"%d" % number, key="k")
-            mq._idle.look(1)
-            mq._idle.look(1)
-            assert not mq.producers
+            await eventually(lambda: not mq.producers)
         async with mq.ordered_consumer("o", "g") as consumer:
             assert [(await anext(consumer)).body for _ in range(5)] == [b"0", b"1", b"2", b"3", b"4"]
 
 
 async def test_nothing_refers_to_what_was_given_up(node: Node) -> None:
-    async with qmq.connect(node.address) as mq:
+    async with qmq.Client(node.address, timing=QUICK) as mq:
         await send_to_all(mq, 300)
         made = [weakref.ref(each) for each in mq.producers]
-        assert made  # the client itself may have given up some while a slow machine sent to the others
-        mq._idle.look(300)
-        mq._idle.look(300)
+        assert made  # the client may have given up some while a slow machine sent to the others
 
         def are_freed() -> bool:
             gc.collect()

@@ -58,14 +58,14 @@ async def test_the_application_gets_a_message_before_the_next_pull_is_prepared(t
 
         async def take() -> int:
             await anext(consumer)
-            return consumer._attachments[0].asked
+            return consumer.attachments[0].asked
 
         for _ in range(3):
             taking = asyncio.create_task(take())
             await mq.send("s", b"x")
             assert await taking == 0
             await asyncio.sleep(0)  # until this round has ended, in which the receipt may have come, too
-            assert consumer._attachments[0].asked > 0
+            assert consumer.attachments[0].asked > 0
 
 
 async def test_a_task_continues_in_the_callback_that_ended_its_wait() -> None:

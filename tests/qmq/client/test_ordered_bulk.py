@@ -16,7 +16,7 @@ from support import eventually, node_config, running
 
 import qmq
 from qmq.client.consuming.ordered.consumer import OrderedConsumer
-from qmq.client.consuming.ordered.lane_reader import LaneReader
+from qmq.client.consuming.ordered.lane_reader import LaneInbox, LaneReader
 from qmq.client.consuming.ordered.message import MessageRun, OrderedMessages
 from qmq.errors import ClientClosed, InvalidArgument, LaneLost, MessagesExpired
 from qmq.model import Order, SubjectConfig
@@ -447,14 +447,13 @@ async def test_news_for_a_cancelled_reader_go_to_another_reader(monkeypatch: pyt
         consumer = ordered(c)
         first, second = asyncio.create_task(consumer.pull()), asyncio.create_task(consumer.pull())
         await eventually(lambda: consumer.lanes == (lane(),))
-        inbox = consumer._inbox
-        usual = inbox.arrived_in_bulk
+        usual = LaneInbox.arrived_in_bulk
 
-        def arrived_and_cut_off(reader: LaneReader, runs: list[MessageRun]) -> None:
-            usual(reader, runs)
+        def arrived_and_cut_off(inbox: LaneInbox, reader: LaneReader, runs: list[MessageRun]) -> None:
+            usual(inbox, reader, runs)
             first.cancel()
 
-        monkeypatch.setattr(inbox, "arrived_in_bulk", arrived_and_cut_off)
+        monkeypatch.setattr(LaneInbox, "arrived_in_bulk", arrived_and_cut_off)
         c.broker.append(1, [(b"a", b"0")])
         assert (await second).bodies == [b"0"]
         assert first.cancelled()

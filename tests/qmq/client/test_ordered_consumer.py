@@ -18,6 +18,7 @@ from support import eventually
 
 import qmq
 from qmq.client.consuming.ordered.consumer import OrderedConsumer
+from qmq.client.consuming.ordered.lane_reader import LaneInbox
 from qmq.client.consuming.ordered.message import OrderedMessage
 from qmq.errors import ClientClosed, InvalidArgument, LaneLost, MessagesExpired, NoQuorum, OrderMismatch, UnknownSubject
 from qmq.wire.frame import FrameKind
@@ -120,21 +121,21 @@ async def test_concurrency_is_never_exceeded() -> None:
         await stopped(task)
 
 
-async def test_idle_workers_are_not_woken_by_messages_that_a_busy_one_takes() -> None:
+async def test_idle_workers_are_not_woken_by_messages_that_a_busy_one_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     async with lane_cluster() as c:
         c.assignments.assign(a=[lane()])
         consumer, seen, waits = ordered(c), list[bytes](), 0
-        wait = consumer._inbox.wait
+        wait = LaneInbox.wait
 
-        async def counted(until_s: float = math.inf) -> bool:
+        async def counted(inbox: LaneInbox, until_s: float = math.inf) -> bool:
             nonlocal waits
             waits += 1
-            return await wait(until_s)
+            return await wait(inbox, until_s)
 
         async def handler(message: OrderedMessage) -> None:
             seen.append(message.body)
 
-        consumer._inbox.wait = counted  # type: ignore[method-assign]
+        monkeypatch.setattr(LaneInbox, "wait", counted)
         c.broker.append(1, [(b"first", b"")])
         task = asyncio.create_task(consumer.run(handler, concurrency=64))
         await eventually(lambda: waits >= 64 and c.broker.partition(1).is_all_done())
@@ -169,7 +170,7 @@ async def test_a_pull_leaves_while_a_loop_that_never_waits_is_still_busy() -> No
         c.assignments.assign(a=[lane()])
         consumer = ordered(c, prefetch=100)
         await anext(consumer)
-        (reader,) = consumer._readers
+        (reader,) = consumer.readers
         assert reader.session is not None
         stream = reader.session.connection.stream
         before, rounds = stream.taken_bytes, list[int]()

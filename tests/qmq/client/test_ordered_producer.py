@@ -323,7 +323,7 @@ async def test_a_broker_that_forgot_the_producer_gets_a_new_session() -> None:
         producer = it.mq.ordered_producer("s")
         first = await producer.send(b"k:0", b"k")
         await producer.send(b"k:1", b"k")
-        order.partitions[1]._bases.clear()
+        order.partitions[1].forget_producers()
         second = await producer.send(b"k:2", b"k")
         assert second.producer_id == first.producer_id
         assert [session_of(each.batch_sequence) for each in (first, second)] == [0, 1]
@@ -539,7 +539,7 @@ async def _fenced(it: Cluster, order: FakeOrder, producer: OrderedProducer) -> l
     await eventually(lambda: len(group.arrived) == 11)
     order.publish([1], [(0, 4, "g1")], fenced=True)
     it.meta.push(subjects=["s"])
-    await eventually(lambda: producer._streams._partitioner.version == 2)
+    await eventually(lambda: producer.route_version == 2)
     tickets.append(producer.send(b"a:11", LOW[0]))
     return tickets
 

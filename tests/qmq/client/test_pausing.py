@@ -153,7 +153,7 @@ async def test_a_paused_ordered_consumer_keeps_its_lanes_and_continues_in_order(
             consumer.pause()
             for number in range(1, 20):
                 await mq.send("o", b"%d" % number, key="k")
-            (reader,), lanes = consumer._readers, consumer.lanes
+            (reader,), lanes = consumer.readers, consumer.lanes
             await eventually(lambda: reader.core.open > 0)  # the pull that was under way brought something, and it waits here
             assert (len(seen), len(lanes), consumer.is_paused) == (1, 1, True)
             consumer.resume()

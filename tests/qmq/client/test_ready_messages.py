@@ -15,7 +15,7 @@ import pytest
 from forms import SEED, examples
 
 from qmq.client.consuming import iterator
-from qmq.client.consuming.message import Slice
+from qmq.client.consuming.message import Message, Slice, StoredMessage
 from qmq.client.consuming.ready_form import IS_COMPILED, TaskHolding
 from qmq.client.local_messages import LocalMessage, local_batch
 from qmq.client.task_messages import Owner, TaskMessages
@@ -35,7 +35,7 @@ class Loop:
 
     def __init__(self, form: Any, *, is_auto: bool = True, joined: int = 3, held: type[TaskMessages[Any]] = TaskMessages) -> None:
         self.form, self._joined = form, joined
-        self.make: Any = type("Message", (form.MessageFields,), {"__slots__": ()})
+        self.make: Any = type("Message", (form.MessageFields, StoredMessage), {"__slots__": (), "settler": Message.settler})
         self.acks: Any = type("Acks", (form.GatheredAcks,), {"begin_acks": lambda acks, pull: self._begin_acks(acks, pull)})()
         self.now_s = 0.0
         self.begun: list[int] = []
@@ -78,7 +78,7 @@ class Loop:
 
 def _ack(message: Any) -> None:
     if not message.is_settled:
-        message._settler.ack(message.pull_sequence)
+        message.settler.ack(message.pull_sequence)
 
 
 async def test_a_message_has_its_fields(form: Any) -> None:
@@ -86,7 +86,7 @@ async def test_a_message_has_its_fields(form: Any) -> None:
     part = loop.part(3)
     message = loop.make(loop.acks, part.batch, 2, 4, 9)
     assert (message.body, message.attempt, message.is_settled, message.pull_sequence) == (b"2", 4, False, 9)
-    assert (message._settler, message._batch, message._index) == (loop.acks, part.batch, 2)
+    assert (message.settler, message.sequence) == (loop.acks, part.batch.view.base_sequence + 2)
     message.is_settled = True
     assert message.is_settled is True
     with pytest.raises(IndexError):
@@ -106,9 +106,9 @@ async def test_a_run_hands_out_messages_in_order_and_leaves_the_rest(form: Any) 
     loop = Loop(form)
     part = loop.part(5, pull=7)
     loop.ready.begin(part, 3, NEVER_S)
-    found = [loop.ready.take() for _ in range(3)]
-    assert [(each.body, each.pull_sequence, each._index) for each in found] == [(b"0", 7, 0), (b"1", 8, 1), (b"2", 9, 2)]
-    assert all(each.attempt == 1 and each._settler is loop.acks and type(each) is loop.make for each in found)
+    found, base = [loop.ready.take() for _ in range(3)], part.batch.view.base_sequence
+    assert [(each.body, each.pull_sequence, each.sequence - base) for each in found] == [(b"0", 7, 0), (b"1", 8, 1), (b"2", 9, 2)]
+    assert all(each.attempt == 1 and each.settler is loop.acks and type(each) is loop.make for each in found)
     assert loop.ready.take() is None
     assert (part.offset, part.pull, part.count) == (3, 10, 2)
 

@@ -46,7 +46,7 @@ async def waiting(mq: qmq.Client) -> int:
 
 async def copies(mq: qmq.Client, subject: str = "orders") -> Counter[bytes]:
     """How often each message was sent to the group again."""
-    return Counter([message.body async for message in mq._directed(subject, 0, {})])
+    return Counter([message.body async for message in mq.dead_letters("billing").read_directed(subject, 0, {})])
 
 
 def killed_at(address: str, done: int) -> None:
@@ -81,13 +81,13 @@ async def test_a_letter_that_was_sent_and_not_settled_is_settled_and_not_sent_ag
     async with qmq.connect(node.address) as mq:
         await died(mq, [b"a", b"b", b"c"])
         letters = mq.dead_letters("billing")
-        send = letters._send_directed
+        send = letters.send_directed
 
         async def cut_off(*batch: object) -> None:
             await send(*batch)  # type: ignore[arg-type]
             raise NotConnected("the answer was lost (in this test)")
 
-        letters._send_directed = cut_off
+        letters.send_directed = cut_off
         with pytest.raises(NotConnected):
             await letters.replay(messages_max=2)
         assert await waiting(mq) == 3

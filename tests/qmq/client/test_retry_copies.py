@@ -251,7 +251,7 @@ async def test_what_waits_for_a_delay_group_counts_as_held(it: DelayCluster, que
     held = Held(it.delays[0])
     consumer, found = await taken(it, queue, Columns([b"0", b"1", b"2"]))
     found.nack(LONG)
-    (attachment,) = consumer._attachments
+    (attachment,) = consumer.attachments
     assert attachment.held == 3
     held.store()
     await queue.settled_all(3)

@@ -76,7 +76,7 @@ async def left_behind(it: Cluster, queue: FakeQueue, **how: object) -> Origin:
     async with qmq.Client(it.meta.address, timing=QUICK) as mq:
         consumer, found = await taken(mq, queue, [b"0", b"1", b"2", b"3"], **how)
         await away(queue.group)
-        await eventually(lambda: not any(each.session for each in consumer._attachments if each.group == queue.group.name))
+        await eventually(lambda: not any(each.session for each in consumer.attachments if each.group == queue.group.name))
         found[0].ack_later()
         found[1].nack(timedelta(minutes=1), "no runway")
     queue.frames.clear()
@@ -100,7 +100,7 @@ async def test_nothing_is_written_while_brokers_can_be_reached(it: Cluster, queu
 async def test_verdicts_given_without_a_broker_are_kept_until_delivered(it: Cluster, queues: list[FakeQueue], state: Path) -> None:
     consumer, found = await taken(it.mq, queues[0], [b"0", b"1", b"2", b"3", b"4"])
     await away(it.groups[0])
-    await eventually(lambda: consumer._attachments[0].session is None)
+    await eventually(lambda: consumer.attachments[0].session is None)
     found[0].nack(error="first")
     found[1].reject("second")
     waiting = asyncio.create_task(found[2].ack_sync())
@@ -142,7 +142,7 @@ async def test_what_became_void_is_kept_no_longer_before_anything_else_is_handed
 ) -> None:
     consumer, found = await taken(it.mq, queues[0], [b"%d" % number for number in range(6)])
     await away(it.groups[0])
-    await eventually(lambda: consumer._attachments[0].session is None)
+    await eventually(lambda: consumer.attachments[0].session is None)
     found.nack(error="x")
     await eventually(lambda: len(kept(state)) == 1)
     queues[0].is_silent = True
@@ -164,7 +164,7 @@ async def test_what_became_void_is_kept_no_longer_before_anything_else_is_handed
 async def test_the_other_broker_groups_are_consumed_meanwhile(it: Cluster, queues: list[FakeQueue], state: Path) -> None:
     consumer, found = await taken(it.mq, queues[0], [b"0"])
     await away(it.groups[0])
-    await eventually(lambda: any(each.session is None for each in consumer._attachments))
+    await eventually(lambda: any(each.session is None for each in consumer.attachments))
     found.nack(error="x")
     for number in range(5):
         await queues[1].deliver([b"%d" % number])
@@ -184,7 +184,7 @@ async def test_consumers_continue_on_a_full_disk(
     consumer, found = await taken(it.mq, queues[0], [b"0", b"1"])
     with caplog.at_level(logging.WARNING, "qmq.client"):
         await away(it.groups[0])
-        await eventually(lambda: consumer._attachments[0].session is None)
+        await eventually(lambda: consumer.attachments[0].session is None)
         found.nack(error="x")
         await eventually(lambda: "No space left" in caplog.text)
     queues[0].resume()
@@ -215,7 +215,7 @@ async def test_closing_while_the_broker_is_away_leaves_everything_for_the_next_s
         await queues[0].deliver([b"0", b"1", b"2"])
         await following
         await away(it.groups[0])
-        await eventually(lambda: any(each.group == "g0" and each.session is None for each in consumer._attachments))
+        await eventually(lambda: any(each.group == "g0" and each.session is None for each in consumer.attachments))
         await consumer.close(ValueError("broken"))
     assert sorted(kept(state)) == [Settlement(0, 0, NACK, BY_GROUP_MS, "ValueError: broken"), Settlement(1, 2, RELEASE, 0)]
 

@@ -219,9 +219,12 @@ async def test_begun_is_on_its_way_before_the_application_runs_on(it: DelayClust
 
     async def handler() -> None:
         await consumer.pull(1)
-        (attachment,) = consumer._attachments
+        (attachment,) = consumer.attachments
         assert attachment.session is not None
-        heard.append(len(attachment.session.connection.stream._outbox))
+        stream = attachment.session.connection.stream
+        before = stream.taken_bytes
+        stream.flush()
+        heard.append(stream.taken_bytes - before)
 
     working = asyncio.create_task(handler())
     await queue.deliver([b"0"], 2)
@@ -246,6 +249,6 @@ async def test_without_a_session_the_application_gets_its_messages_all_the_same(
     (group,) = it.groups
     for replica in group.replicas:
         await replica.stop()
-    await eventually(lambda: consumer._attachments[0].session is None)
+    await eventually(lambda: consumer.attachments[0].session is None)
     assert (await consumer.pull(1)).bodies == [b"1"]
     assert len(queue.begun) <= 1

@@ -132,6 +132,11 @@ class OrderedConsumer:
         return self._inbox.stale
 
     @property
+    def readers(self) -> Sequence[LaneReader]:
+        """The readers of the assigned lanes, whether or not the lanes are granted yet."""
+        return tuple(self._readers)
+
+    @property
     def lanes(self) -> tuple[Lane, ...]:
         """The lanes that brokers have granted to this consumer, sorted."""
         return tuple(sorted(each.lane for each in self._readers if each.session is not None))

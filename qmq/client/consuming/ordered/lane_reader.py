@@ -279,7 +279,8 @@ class LaneReader:
         self._loop = asyncio.get_running_loop()
         self._token = 0
         self._batches = ReceivedBatches()
-        self._is_pulling = self._is_told_finished = False
+        self.is_pulling = self._is_told_finished = False
+        """`is_pulling`: a pull is under way."""
         self._pulls_at = 0
         """With more open messages than this there is no room for another pull. Updated at each pull."""
         self._is_leaving = self._is_closed = False
@@ -305,13 +306,13 @@ class LaneReader:
     def pull_more(self) -> None:
         """Pull if there is room for enough messages."""
         session, core = self.session, self.core
-        if self._is_pulling or session is None or self._is_leaving or core.is_end or self.failure is not None:
+        if self.is_pulling or session is None or self._is_leaving or core.is_end or self.failure is not None:
             return
         room, room_bytes = self._room()
         self._pulls_at = room // 2
         if core.open * 2 > room or core.open_bytes * 2 > room_bytes or self._is_paused():
             return
-        self._is_pulling = True
+        self.is_pulling = True
         messages = max(min(room - core.open, limits.PULL_MESSAGES_MAX), 1)
         size = max(min(room_bytes - core.open_bytes, self._terms.pull_bytes), 1)
         pull = wire.LanePull(session.number, self._token, core.position, messages, size, WAIT_MS)
@@ -325,7 +326,7 @@ class LaneReader:
     def _pulled(self, session: ConsumerSession, answer: Frame | QmqError) -> None:
         if session is not self.session:
             return
-        self._is_pulling = False
+        self.is_pulling = False
         try:
             if isinstance(answer, QmqError):
                 raise answer
@@ -383,10 +384,10 @@ class LaneReader:
             self.settling.now()
         else:
             self.settling.soon()
-        if not self._is_pulling and core.open <= self._pulls_at:
+        if not self.is_pulling and core.open <= self._pulls_at:
             self.pull_more()
             session = self.session
-            if self._is_pulling and session is not None:
+            if self.is_pulling and session is not None:
                 self._pull_writes.add(session.connection.stream)
         if self._is_leaving:
             self._bell.set()
@@ -469,7 +470,7 @@ class LaneReader:
 
     def detached(self) -> None:
         """No pull and no verdict is under way any more."""
-        self._is_pulling = False
+        self.is_pulling = False
         self.settling.detached()
         self._bell.set()
 

@@ -185,6 +185,11 @@ class Streams:
         """Messages that went to another partition than their own."""
         return self._partitioner.bent
 
+    @property
+    def version(self) -> int:
+        """The version of the route that the streams follow; 0 before a route is known."""
+        return self._partitioner.version
+
     def _pump(self) -> None:
         for connection in list(self._connections.values()):
             connection.pump()
@@ -549,6 +554,11 @@ class OrderedProducer(Backlog):
         them.
         """
         return self._streams.bent
+
+    @property
+    def route_version(self) -> int:
+        """The version of the route by which messages are sent; 0 before a route is known."""
+        return self._streams.version
 
     # --- for the streams -----------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import defaultdict
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from support import eventually
@@ -13,6 +14,7 @@ from support import eventually
 import qmq
 from qmq.client.consuming.ordered.message import OrderedMessage
 from qmq.client.listening.message_handling import say_from_threads
+from qmq.client.local_messages import LocalMessage, local_batch
 from qmq.errors import InvalidArgument
 from qmq.node.dev_node import Node
 
@@ -207,9 +209,9 @@ def test_a_message_may_be_tried_in_threads_any_number_of_times() -> None:
 
         def reject(self, _: OrderedMessage) -> None: ...
 
-    ends = Ends()
-    message = OrderedMessage.__new__(OrderedMessage)
-    message._settler, message.is_settled = ends, False
+    ends, lane, cell = Ends(), object(), SimpleNamespace(attempt=1)
+    (part,) = local_batch("s", [LocalMessage(b"x")]).messages.slices
+    message = OrderedMessage(ends, lane, cell, part.batch, 0, 1, 1)  # type: ignore[arg-type]
     loop = asyncio.new_event_loop()
     for _ in range(2_000):
         say_from_threads(message, loop)
