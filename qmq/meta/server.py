@@ -124,7 +124,8 @@ class MetaServer:
             return [each for each in addresses if not is_private(each, is_encrypted=is_encrypted)]
 
         self._administration = AccessService(store, self._access, clock, open_links)
-        self._served: RpcPort | None = None
+        self.rpc_port: RpcPort | None = None
+        """The open port for calls, while the metaserver runs."""
         self.port = config.port
 
     @property
@@ -148,8 +149,8 @@ class MetaServer:
         server = rpc_server(door, (self.calls, NameCheck(lambda: ServerName(self._view.cluster)), self._guard))
         meta_pb2_grpc.add_MetaServicer_to_server(self._service, server)
         access_pb2_grpc.add_AccessServicer_to_server(self._administration, server)
-        self._served = await self._network.serve(server, self._config.host, self._config.port, door)
-        self.port = self._served.port
+        self.rpc_port = await self._network.serve(server, self._config.host, self._config.port, door)
+        self.port = self.rpc_port.port
         self._controller.start()
         self._controller.spawn(self._resharding.run())
         self._controller.spawn(self._deletion.run(lambda: self.is_leader))
@@ -160,8 +161,8 @@ class MetaServer:
         """Give running calls a moment to finish, then end. Watches end immediately."""
         self._watchers.close()
         await self._controller.stop()
-        if self._served is not None:
-            await self._served.stop(STOP_GRACE_S)
+        if self.rpc_port is not None:
+            await self.rpc_port.stop(STOP_GRACE_S)
         await self._brokers.close()
 
 

@@ -116,8 +116,9 @@ class SingleReplica:
         time: ReplicaTime | None = None,
         kind: KindParts | None = None,
     ) -> None:
-        self._running = StandaloneBroker(make_broker, view, routing, time=time, kind=kind, network=network, access=access, process=process)
-        self.broker = self._running.broker
+        self.running = StandaloneBroker(make_broker, view, routing, time=time, kind=kind, network=network, access=access, process=process)
+        """The broker's data port, its status and its maintenance."""
+        self.broker = self.running.broker
         self._time = time
         self._name = self.broker.config.name
         self._coordination = coordination
@@ -133,7 +134,7 @@ class SingleReplica:
 
     async def start(self, host: str, data_port: int, control_port: int, *, also: AddServices | None = None, advertise: str = "") -> None:
         """Listen, and register, with `advertise` as the host if it is given. Raises OSError if a port is taken."""
-        await self._register(*await self._running.listen(host, data_port, control_port, also, advertise=advertise))
+        await self._register(*await self.running.listen(host, data_port, control_port, also, advertise=advertise))
 
     async def _register(self, data_address: str, control_address: str) -> None:
         name, epoch = self._name, self.broker.store.epoch
@@ -146,11 +147,11 @@ class SingleReplica:
 
     def sources(self) -> list[FigureSource]:
         """The sources of its metrics, without those of its kind of group."""
-        return serving.sources_of(self.broker, self._name, self._running.data, self._running.status.describe, {}, time=self._time)
+        return serving.sources_of(self.broker, self._name, self.running.data, self.running.status.describe, {}, time=self._time)
 
     @property
     def data_port(self) -> int:
-        return self._running.data.port
+        return self.running.data.port
 
     async def retire(self) -> None:
         """Accept no new requests, and unregister."""
@@ -160,7 +161,7 @@ class SingleReplica:
 
     async def stop(self) -> None:
         """Answer the requests under way."""
-        await self._running.stop()
+        await self.running.stop()
 
     def close(self) -> None:
         """Close the store so that the next start replays nothing."""

@@ -34,7 +34,7 @@ from qmq.meta.server import MetaConfig, MetaServer
 from qmq.node import process
 from qmq.node.audit_subject import audit_subject_of
 from qmq.node.broker import SingleReplica
-from qmq.node.broker_assembly import ViewRouting
+from qmq.node.broker_assembly import StandaloneBroker, ViewRouting
 from qmq.node.metrics import serving
 from qmq.node.metrics.groups import GroupsSource
 from qmq.node.metrics.meta import MetaSource
@@ -141,7 +141,7 @@ class Node:
             await self.coordination.close()
             raise
         meta = MetaConfig(config.host, config.meta_port, config.auto_create)
-        self._meta = MetaServer(
+        self.meta = MetaServer(
             self.coordination, self.view, meta, clock=self._wall, network=self._network, access=self.access, process=self._process
         )
         try:
@@ -202,7 +202,7 @@ class Node:
         if self.delay is not None:
             await self.delay.start(config.host, config.delay_data_port, config.delay_control_port, advertise=config.advertise)
         await self.view.refresh()
-        await self._meta.start()
+        await self.meta.start()
         if self._audit is not None:
             self._audit.start()
         if config.gateway_port is not None:
@@ -223,7 +223,7 @@ class Node:
         """The sources of its metrics."""
         of_delay = self.delay.sources() if self.delay is not None else []
         own = (
-            MetaSource(self._meta, self.view),
+            MetaSource(self.meta, self.view),
             CoordinationSource(self.coordination, self.view),
             AccessSource(self.access),
             ExposureSource(self.config.host, credentials=self._network.credentials),
@@ -231,8 +231,13 @@ class Node:
         return [*self._part.sources(), GroupsSource(self.broker, self.config.broker.name), *of_delay, *own]
 
     @property
+    def running(self) -> StandaloneBroker:
+        """The broker's data port, its status and its maintenance."""
+        return self._part.running
+
+    @property
     def meta_port(self) -> int:
-        return self._meta.port
+        return self.meta.port
 
     @property
     def address(self) -> str:
@@ -256,7 +261,7 @@ class Node:
         if self.delay is not None:
             await self.delay.retire()
         await self._part.retire()
-        await self._meta.stop()
+        await self.meta.stop()
         if self.delay is not None:
             await self.delay.stop()
         await self._part.stop()

@@ -171,6 +171,11 @@ class ServerListener:
         self._server = server
         self._path = path
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether new connections wait because of `pause`."""
+        return False
+
     def pause(self, pause_s: float) -> None:
         """Accept no connections for the given time: new connections wait in the kernel's queue. Used where accepting costs more than the
         kernel's part of it.

@@ -41,7 +41,7 @@ from qmq.rpc.network import RpcPort, checked_path, end_unstarted
 from qmq.rpc.strangers import Strangers, network_of
 from qmq.rpc.tls_listener import TlsListener, listening_at
 from qmq.rpc.unfinished_messages import UnfinishedMessages
-from qmq.security.principal import CertificateNames, RpcPeer
+from qmq.security.principal import CertificateNames, RpcPeer, RpcPeers
 from qmq.security.quotas import RateMeter
 from qmq.security.tls import RPC_ALPN, Credentials
 from qmq.text import joined
@@ -155,7 +155,8 @@ class RpcRelay(RpcPort):
     ) -> None:
         super().__init__(server, listening.getsockname()[1])
         self._listening, self._credentials, self._door, self._on_look = listening, credentials, door, on_look
-        self._folder = tempfile.mkdtemp(prefix="qmq-")
+        self.folder = tempfile.mkdtemp(prefix="qmq-")
+        """The folder of the sockets to gRPC."""
         self._numbers = count()
         self._names: dict[RelayedConnection, str] = {}
         self._handshakes = RateMeter(door.bounds.handshakes_per_s, asyncio.get_running_loop().time())
@@ -172,10 +173,10 @@ class RpcRelay(RpcPort):
     async def start(self) -> None:
         """Serve. Raises OSError, InvalidArgument: the server's certificate cannot be used, or TMPDIR is too long."""
         try:
-            self.server.add_insecure_port(f"unix:{self._folder}/{_SOCKET}")
+            self.server.add_insecure_port(f"unix:{self.folder}/{_SOCKET}")
         except RuntimeError as cause:
             await end_unstarted(self.server)
-            raise OSError(f"no socket can be made in {self._folder}: TMPDIR names a folder for it ({cause})") from cause
+            raise OSError(f"no socket can be made in {self.folder}: TMPDIR names a folder for it ({cause})") from cause
         await self.server.start()
         try:
             checked_path(self._place(_NUMBER_MAX))
@@ -199,6 +200,16 @@ class RpcRelay(RpcPort):
         while True:
             self.unfinished.end_late()
             await asyncio.sleep(LATE_LOOK_S)
+
+    @property
+    def handshakes(self) -> int:
+        """The number of TLS handshakes in progress."""
+        return 0 if self._listener is None else self._listener.handshakes
+
+    @property
+    def peers(self) -> RpcPeers:
+        """The identity behind each accepted TLS connection."""
+        return self._door.peers
 
     @property
     def is_paused(self) -> bool:
@@ -251,7 +262,7 @@ class RpcRelay(RpcPort):
             is_encrypted = connection.peer.get_extra_info("sslcontext") is not None
             self._door.peers[name] = RpcPeer(joined(host, port), names, is_encrypted)
             loop = asyncio.get_running_loop()
-            await loop.sock_connect(near, f"{self._folder}/{_SOCKET}")
+            await loop.sock_connect(near, f"{self.folder}/{_SOCKET}")
             transport, _ = await loop.create_connection(lambda: _NearEnd(connection), sock=near)
         except BaseException:
             self.forget(connection)
@@ -263,14 +274,14 @@ class RpcRelay(RpcPort):
         return transport
 
     def _place(self, number: int) -> str:
-        return f"{self._folder}/peer-{number}"
+        return f"{self.folder}/peer-{number}"
 
     def failed(self, cause: OSError) -> None:
         """Log that a peer, which TLS accepted, cannot be passed on, unless this was logged a moment ago."""
         now_s = asyncio.get_running_loop().time()
         if not self._has_stopped and now_s >= self._silent_until_s:
             self._silent_until_s = now_s + SILENCE_S
-            log.error("connections to port %d are closed, because none can be passed on to gRPC in %s: %s", self.port, self._folder, cause)
+            log.error("connections to port %d are closed, because none can be passed on to gRPC in %s: %s", self.port, self.folder, cause)
 
     def forget(self, connection: RelayedConnection) -> None:
         """A peer has disconnected."""
@@ -290,7 +301,7 @@ class RpcRelay(RpcPort):
         await super().stop(grace_s)
         for each in list(self.connections):
             each.peer.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 async def relay(

@@ -17,11 +17,12 @@ from support import eventually, node_config, running
 import qmq
 from qmq.broker.config import BrokerConfig
 from qmq.client.connection.connection import connect
-from qmq.errors import LogDamaged, ReadOnly
+from qmq.errors import ReadOnly
 from qmq.log.log_config import LogConfig
 from qmq.node.dev_node import Node
 from qmq.node.metrics.broker import TieringSource
 from qmq.node.metrics.serving import figures_by_role, metrics_host
+from qmq.process.event_loop import SystemClock
 from qmq.wire.batch import encode
 from qmq.wire.batch_columns import Columns
 from qmq.wire.frame import FrameKind
@@ -210,7 +211,7 @@ async def test_refused_requests_are_counted_by_error(metered: Node, mq: qmq.Clie
 
 async def test_a_client_that_does_not_read_its_answers_is_shown(metered: Node, mq: qmq.Client) -> None:
     await mq.send("flights", b"x")
-    (connection,) = metered._part._running.data._connections
+    (connection,) = metered.running.data.open_connections
     connection.stream.pause_writing()
     assert (await page(metered))("qmq_unread_connections", broker_group="broker-0") == 1
     connection.stream.resume_writing()
@@ -314,7 +315,7 @@ async def test_a_metaserver_shows_groups_requests_and_the_coordination_store(met
     await mq.send("flights", b"x")
     with pytest.raises(qmq.errors.UnknownSubject):
         await mq.metadata.describe_route("nowhere")
-    await eventually(lambda: bool(metered._meta.calls.failures))  # the answer leaves before it is counted
+    await eventually(lambda: bool(metered.meta.calls.failures))  # the answer leaves before it is counted
     values = await page(metered)
     assert values("qmq_broker_group_has_master", broker_group="broker-0") == 1
     assert values("qmq_broker_group_present_replicas", broker_group="delay") == 1
@@ -380,30 +381,36 @@ async def test_what_retention_deletes_and_the_scrubber_finds_is_counted(tmp_path
                 await asyncio.sleep(0.05)
         assert values("qmq_kept_messages", subject="flights") == 0
         assert values("qmq_stored_messages_total", subject="flights") == 10
-        found = asyncio.get_running_loop().create_future()
-        found.set_result(LogDamaged("in this test"))
-        node._part._running.maintenance._scrubbed(found)
+        node.broker.counters.damaged += 1  # as the scrubber counts it: tests/qmq/broker/test_unhurried.py
         assert (await page(node))("qmq_scrub_damaged_entries_total") == 1
 
 
-async def test_consumers_and_lanes_that_were_silent_too_long_are_counted(metered: Node, mq: qmq.Client) -> None:
-    await mq.metadata.create_subject(qmq.SubjectConfig("orders", order=qmq.Order.STRICT, logical_partitions=16))
-    await mq.send("orders", b"x", key="k")
-    await mq.send("flights", b"x")
-    consumer, ordered = mq.consumer("flights", "ops"), mq.ordered_consumer("orders", "billing")
-    await consumer.__anext__()
-    await ordered.__anext__()
-    broker, long_ago = metered.broker, -10_000_000
-    for state in broker.dispatch.groups:
-        state.seen_ms = dict.fromkeys(state.seen_ms, long_ago)
-        broker.dispatch._leases.at(state, long_ago)
-    broker.lanes._seen_ms = dict.fromkeys(broker.lanes._seen_ms, long_ago)
-    for queue in broker.store.queues.values():
-        broker.lanes._leases.at(queue, long_ago)
-    broker.tick()
-    values = await page(metered)
-    assert values("qmq_leases_lost_total", **GROUP) == 1
-    assert values("qmq_leases_lost_total", subject="orders", group="billing") == 1
+class AheadClock(SystemClock):
+    """The machine's clock, set ahead by a test."""
+
+    ahead_ms = 0
+
+    def time_ms(self) -> int:
+        return super().time_ms() + self.ahead_ms
+
+    def monotonic_ms(self) -> int:
+        return super().monotonic_ms() + self.ahead_ms
+
+
+async def test_consumers_and_lanes_that_were_silent_too_long_are_counted(tmp_path: Path) -> None:
+    clock = AheadClock()
+    async with running(replace(node_config(tmp_path), metrics_port=0), clock) as node, qmq.connect(node.address) as mq:
+        await mq.metadata.create_subject(qmq.SubjectConfig("orders", order=qmq.Order.STRICT, logical_partitions=16))
+        await mq.send("orders", b"x", key="k")
+        await mq.send("flights", b"x")
+        consumer, ordered = mq.consumer("flights", "ops"), mq.ordered_consumer("orders", "billing")
+        await consumer.__anext__()
+        await ordered.__anext__()
+        clock.ahead_ms = 10_000_000
+        node.broker.tick()
+        values = await page(node)
+        assert values("qmq_leases_lost_total", **GROUP) == 1
+        assert values("qmq_leases_lost_total", subject="orders", group="billing") == 1
 
 
 async def test_a_node_listens_only_on_the_configured_ports(node: Node) -> None:

@@ -308,8 +308,10 @@ async def test_a_renewed_token_is_shown_on_the_connection_that_stands(tmp_path: 
             await orders.send("orders", b"1")
             shown[0] = next(tokens)
             first = file.read_text().split("_")[1]
-            data = cluster.node._part._running.data
-            await eventually(lambda: all(each.access.caller.token_id != first for each in data._connections if each.client == orders.name))
+            data = cluster.node.running.data
+            await eventually(
+                lambda: all(each.access.caller.token_id != first for each in data.open_connections if each.client == orders.name)
+            )
             await cluster.admin.access.delete_tokens(token_id=first)
             await orders.send("orders", b"2")
 

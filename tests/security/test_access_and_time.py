@@ -152,7 +152,7 @@ async def test_a_connection_that_showed_a_newer_token_outlives_the_first(tmp_pat
         shown = [port.heard.token(ORDERS, end_ms)]
         connection = await port.connect(lambda: shown[0])
         shown[0] = port.heard.token(ORDERS, end_ms + 60_000)
-        (held,) = port.data._connections
+        (held,) = port.data.open_connections
         await eventually(lambda: held.access.caller.ends_ms == end_ms + 60_000)
         port.clock.now_ms = end_ms
         port.data.look_at_clock()
@@ -178,7 +178,7 @@ async def test_a_providers_token_is_renewed_on_an_open_connection_and_cut_at_its
         shown = [token(end_s)]
         connection = await port.connect(lambda: shown[0])
         shown[0] = token(end_s + 60)
-        (held,) = port.data._connections
+        (held,) = port.data.open_connections
         await eventually(lambda: held.access.caller.ends_ms == (end_s + 60 + LEEWAY_S) * 1000)
         port.clock.now_ms = (end_s + LEEWAY_S) * 1000
         port.data.look_at_clock()

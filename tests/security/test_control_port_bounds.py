@@ -51,7 +51,7 @@ class ControlPort:
         if self.role == "meta":
             asker = MetadataClient([self.address], self._network)
             try:
-                await asker._call("ListSubjects", meta_pb2.ListSubjectsRequest(), retry_s=0, timeout_s=10)
+                await asker.call("ListSubjects", meta_pb2.ListSubjectsRequest(), retry_s=0, timeout_s=10)
             finally:
                 await asker.close()
             return
@@ -91,9 +91,9 @@ async def listening(
             meta = MetaServer(node.coordination, node.view, MetaConfig(host, 0, bounds=bounds), network=server)
             await meta.start()
             stack.push_async_callback(meta.stop)
-            yield ControlPort(role, meta.port, client, lambda: meta.watchers, lambda: meta._served)
+            yield ControlPort(role, meta.port, client, lambda: meta.watchers, lambda: meta.rpc_port)
         else:
-            status = node._part._running.status
+            status = node.running.status
             control = await serve_control(node.broker, status, "g", host, 0, network=server, bounds=bounds, access=node.broker.access)
             stack.push_async_callback(control.stop, 0)
             yield ControlPort(role, control.port, client, None)
@@ -178,10 +178,10 @@ async def test_of_too_many_handshakes_the_one_that_stands_still_longest_goes(tmp
     papers = Papers(tmp_path / "papers")
     async with listening(tmp_path, "meta", replace(BOUNDS, handshakes_max=3), papers) as port:
         strangers = [Stranger(port.port, b"\x16\x03\x01") for _ in range(3)]
-        await eventually(lambda: port.served()._listener.handshakes == 3)
+        await eventually(lambda: port.served().handshakes == 3)
         await port.call()
         await strangers[0].ended()
-        assert port.served()._listener.handshakes == 2
+        assert port.served().handshakes == 2
         for each in strangers:
             each.close()
 
@@ -302,10 +302,10 @@ async def test_a_control_port_that_stops_leaves_no_socket_and_no_peer(tmp_path: 
     async with listening(tmp_path, "meta", BOUNDS, papers) as port:
         relay = port.served()
         await port.call()
-        await eventually(lambda: not relay.connections and not relay._door.peers)
-        assert os.listdir(relay._folder) == ["grpc"]
-        assert os.stat(relay._folder).st_mode & 0o077 == 0
-    assert os.path.basename(relay._folder) not in os.listdir(gettempdir())
+        await eventually(lambda: not relay.connections and not relay.peers)
+        assert os.listdir(relay.folder) == ["grpc"]
+        assert os.stat(relay.folder).st_mode & 0o077 == 0
+    assert os.path.basename(relay.folder) not in os.listdir(gettempdir())
 
 
 async def test_a_client_whose_idle_connection_was_ended_connects_again(tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ async def test_a_client_whose_idle_connection_was_ended_connects_again(tmp_path:
         for _ in range(3):  # there is room for one, so each waits until the other one's connection has been ended
             for each in (first, other):
                 async with asyncio.timeout(30):
-                    await each._call("ListSubjects", meta_pb2.ListSubjectsRequest(), retry_s=20)
+                    await each.call("ListSubjects", meta_pb2.ListSubjectsRequest(), retry_s=20)
         await first.close()
         await other.close()
 

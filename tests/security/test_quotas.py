@@ -104,7 +104,7 @@ async def test_teams_share_a_cluster_and_neither_sees_or_slows_the_other(tmp_pat
             await cluster.admin.access.change_role(f"team-{team}", add=[f"app:{team}"])
         await cluster.admin.access.put_quota("namespace:a.", {"produce_bytes_per_s": 200_000})
         await eventually(lambda: bool(cluster.node.view.access.quotas) and len(cluster.node.view.access.roles) == 2)
-        throttle = cluster.node._part._running.data.throttle
+        throttle = cluster.node.running.data.throttle
         async with cluster.client("app:a") as a, cluster.client("app:b") as b:
             for number in range(2):
                 await b.send(f"b.{number}", bytes(150_000))
@@ -141,7 +141,7 @@ async def test_a_producer_over_its_quota_is_slowed_down_and_loses_nothing(tmp_pa
         await cluster.allow("app:orders", "produce,create", "subject")
         await cluster.admin.access.put_quota("app:orders", {"produce_bytes_per_s": 200_000})
         await eventually(lambda: bool(cluster.node.view.access.quotas))
-        throttle = cluster.node._part._running.data.throttle
+        throttle = cluster.node.running.data.throttle
         async with cluster.client("app:orders") as orders:
             for number in range(4):
                 await orders.send("orders", bytes([number]) * 100_000)
@@ -163,7 +163,7 @@ async def test_a_consumer_over_its_quota_is_slowed_down_and_gets_all(tmp_path: P
         async with cluster.client("app:orders") as orders:
             consumer = orders.consumer("orders", group="g", pull_bytes=100_000)
             assert sum([len((await anext(consumer)).body) for _ in range(10)]) == 500_000
-        assert cluster.node._part._running.data.throttle.paused_s > 0
+        assert cluster.node.running.data.throttle.paused_s > 0
 
 
 @pytest.mark.parametrize("limited", ["app:*", "subject:ord*"])
@@ -179,7 +179,7 @@ async def test_messages_a_second_out_of_a_principal_or_a_subject_are_bounded(tmp
         await eventually(lambda: bool(cluster.node.view.access.quotas))
         async with cluster.client("app:orders") as orders:
             assert [each async for each in read_all(orders, way, 500)] == [b"%d" % number for number in range(500)]
-        assert cluster.node._part._running.data.throttle.paused_s > 0
+        assert cluster.node.running.data.throttle.paused_s > 0
 
 
 async def read_all(mq: qmq.Client, way: str, count: int) -> AsyncIterator[bytes]:
@@ -212,13 +212,13 @@ async def test_bytes_in_flight_of_all_connections_of_a_principal_are_bounded(tmp
     async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as admin:
         await admin.access.put_quota("*", {"inflight_bytes": 100_000})
         await eventually(lambda: bool(node.view.access.quotas))
-        throttle = node._part._running.data.throttle
+        throttle = node.running.data.throttle
         most = []
         took = throttle.took
 
         def watched(principal: Principal, size: int, reader: Any) -> bool:
             found = took(principal, size, reader)
-            most.append((sum(throttle._inflight.values()), found))
+            most.append((throttle.inflight_bytes, found))
             return found
 
         throttle.took = watched
@@ -226,8 +226,8 @@ async def test_bytes_in_flight_of_all_connections_of_a_principal_are_bounded(tmp
             await asyncio.gather(*[mq.send("orders", bytes(60_000)) for mq in (one, other) for _ in range(20)])
         assert any(is_over for _, is_over in most)
         assert max(size for size, _ in most) < 800_000, "a connection that is over is not read from: what had come in its buffer counts"
-        assert not throttle._inflight
-        assert not throttle._held
+        assert not throttle.inflight_bytes
+        assert not throttle.held_connections
 
 
 async def test_a_namespace_has_so_many_subjects_and_no_more(tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ async def test_questions_over_the_quota_wait_and_then_are_refused(tmp_path: Path
     async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq:
         await mq.access.put_quota("*", {"requests_per_s": 5})
         await eventually(lambda: bool(node.view.access.quotas))
-        found = await asyncio.gather(*[mq.metadata._call("ListPauses", _no_pauses(), retry_s=0) for _ in range(40)], return_exceptions=True)
+        found = await asyncio.gather(*[mq.metadata.call("ListPauses", _no_pauses(), retry_s=0) for _ in range(40)], return_exceptions=True)
         refused = [each for each in found if isinstance(each, Overloaded)]
         assert refused
         assert refused[0].retry_after_ms

@@ -72,7 +72,7 @@ async def test_a_replayed_handshake_is_refused(tmp_path: Path, papers: Papers) -
     async with secured(tmp_path / "data", papers.server) as node:
         async with qmq.connect(node.address, tls=papers.client) as mq:
             await mq.send("s", b"x")
-        server = node._part._running.data
+        server = node.running.data
         async with overheard(node.data_address) as (address, said):
             connection = await connect(address, "victim", network_of(papers.client))
             await connection.call(FrameKind.FIND, Find("s", 0, "0" * 16, 1, 1).pack(), timeout_s=20)

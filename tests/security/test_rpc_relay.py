@@ -87,12 +87,12 @@ async def test_a_peer_that_cannot_be_passed_on_is_closed_and_that_is_logged_once
     papers = Papers(tmp_path / "papers")
     context = Credentials(papers.client).client_context()
     async with echoing(papers) as (relay, door):
-        shutil.rmtree(relay._folder)
+        shutil.rmtree(relay.folder)
         for _ in range(3):
             reader, writer = await asyncio.open_connection(HOST, relay.port, ssl=context, server_hostname=HOST)
             assert await reader.read() == b""
             writer.close()
-        assert [relay._folder in each.getMessage() for each in caplog.records if each.levelname == "ERROR"] == [True]
+        assert [relay.folder in each.getMessage() for each in caplog.records if each.levelname == "ERROR"] == [True]
         await eventually(lambda: not door.peers and not relay.connections)
 
 

@@ -27,7 +27,7 @@ from qmq.errors import InvalidArgument, NotConnected, TlsFailed
 from qmq.metrics.readiness import Readiness
 from qmq.node.dev_node import Node
 from qmq.node.metrics import serving
-from qmq.rpc.tls_network import TlsListener, TlsNetwork, network_of
+from qmq.rpc.tls_network import TlsNetwork, network_of
 from qmq.security.certificates import create_authority, issue
 from qmq.security.contexts import ClusterContext, ContextFile
 from qmq.security.tls import LOOK_S, Credentials, Tls
@@ -218,7 +218,7 @@ async def test_strangers_whose_handshake_fails_leave_nothing_behind(tmp_path: Pa
             writer.write(bytes(64))
             await reader.read()
             writer.close()
-        server = node._part._running.data
+        server = node.running.data
         await eventually(lambda: not server.connections)
 
 
@@ -359,11 +359,9 @@ async def test_connections_beyond_the_rate_of_handshakes_wait_and_are_all_served
     broker = BrokerConfig(handshakes_per_s=5)
     node = Node(node_config(tmp_path / "data", broker=broker), network=TlsNetwork(Credentials(papers.server)))
     await node.start()
-    data = node._part._running.data
-    listener = data._listener
-    assert isinstance(listener, TlsListener)
+    data = node.running.data
     begun = [asyncio.ensure_future(connect(node.data_address, str(number), network_of(papers.client))) for number in range(12)]
-    await eventually(lambda: listener.is_paused)
+    await eventually(lambda: data.is_paused)
     standing = [await each for each in begun]
     assert data.connections == 12
     for each in standing:

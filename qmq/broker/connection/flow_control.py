@@ -193,6 +193,16 @@ class Throttle:
         """How long connections were not read from, added up."""
 
     @property
+    def inflight_bytes(self) -> int:
+        """Bytes of all batches that wait for their answers, while there is any quota."""
+        return self._inflight.total()
+
+    @property
+    def held_connections(self) -> int:
+        """Connections that are not read from because their principals have too many bytes in flight."""
+        return sum(map(len, self._held.values()))
+
+    @property
     def has_quotas(self) -> bool:
         """Whether there is any quota."""
         return self._access.has_quotas

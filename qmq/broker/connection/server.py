@@ -45,8 +45,9 @@ class DataServer:
         self._budget = RoundBudget(broker.loop.call_soon, lambda: broker.turns.count)
         self.throttle = Throttle(broker.access, broker.loop.time)
         self._owners = ProducerOwners()
-        self._partial = PartialFrames(broker.config.partial_frames_bytes_max, self._exceeded)
-        self._connections: set[DataConnection] = set()
+        self.partial = PartialFrames(broker.config.partial_frames_bytes_max, self._exceeded)
+        """What frames that are not whole yet take of memory."""
+        self.open_connections: set[DataConnection] = set()
         places = max(self._connections_max // STRANGERS_SHARE, STRANGERS_MIN)
         self._strangers = Strangers(StrangerBounds(places, time_s=broker.config.hello_timeout_ms / 1000), broker.loop.time)
         """The connections without a HELLO. `_expect_hello` ends those whose time is over."""
@@ -70,18 +71,20 @@ class DataServer:
 
     def _accept(self) -> asyncio.BaseProtocol:
         connection = DataConnection(
-            self._broker, self._closed, self._received, self._partial, self._budget, self.throttle, self._owners, self._own, self._strangers
+            self._broker, self._closed, self._received, self.partial, self._budget, self.throttle, self._owners, self._own, self._strangers
         )
         self._broker.counters.accepted += 1
         loop = asyncio.get_running_loop()
         self._limit_handshakes()
-        if len(self._connections) >= self._connections_max:
+        if len(self.open_connections) >= self._connections_max:
             connection.refuse(
-                Overloaded(f"the broker has {len(self._connections)} connections, the limit: close some, or raise its limit of open files")
+                Overloaded(
+                    f"the broker has {len(self.open_connections)} connections, the limit: close some, or raise its limit of open files"
+                )
             )
         if self._is_stopping:
             connection.stream.close()  # asyncio accepted it before the listener was closed
-        self._connections.add(connection)
+        self.open_connections.add(connection)
         loop.call_later(self._broker.config.hello_timeout_ms / 1000, self._expect_hello, connection)
         return connection.stream
 
@@ -95,19 +98,19 @@ class DataServer:
             self._listener.pause(owed_s)
 
     def _closed(self, connection: DataConnection) -> None:
-        self._connections.discard(connection)
-        if not self._connections:
+        self.open_connections.discard(connection)
+        if not self.open_connections:
             self._all_closed.set()
 
     def _expect_hello(self, connection: DataConnection) -> None:
-        if not connection.has_said_hello and connection in self._connections:
+        if not connection.has_said_hello and connection in self.open_connections:
             self._end(connection, FrameStream.close)
 
     def _exceeded(self, reader: Hashable) -> None:
         asyncio.get_running_loop().call_soon(self._end_reader, reader)  # not while another connection receives
 
     def _end_reader(self, reader: Hashable) -> None:
-        for connection in list(self._connections):
+        for connection in list(self.open_connections):
             if connection.stream.reader is reader:
                 connection.end_for_memory()
 
@@ -128,7 +131,7 @@ class DataServer:
 
     def _look_at_access(self) -> None:
         """The rules changed, or tokens may have expired."""
-        for connection in list(self._connections):
+        for connection in list(self.open_connections):
             connection.look_at_access()
 
     def _watch_clock(self) -> None:
@@ -139,28 +142,33 @@ class DataServer:
         """End sessions and connections that are no longer allowed because time has passed."""
         was_stale, self._is_stale = self._is_stale, self._broker.access.is_stale
         has_turned = was_stale is not self._is_stale
-        for connection in list(self._connections):
+        for connection in list(self.open_connections):
             if has_turned or connection.access.has_ended:
                 connection.look_at_access()
 
     def end_stalled(self) -> None:
         """Check every connection once; one without progress in `LOOKS` checks is ended."""
-        for connection in list(self._connections):
+        for connection in list(self.open_connections):
             connection.end_if_stalled()
 
     @property
     def connections(self) -> int:
-        return len(self._connections)
+        return len(self.open_connections)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether connections wait because handshakes came faster than the bound."""
+        return self._listener is not None and self._listener.is_paused
 
     @property
     def unread(self) -> int:
         """Connections whose clients do not read their answers."""
-        return sum([each.stream.is_open and not each.is_writable for each in self._connections])
+        return sum([each.stream.is_open and not each.is_writable for each in self.open_connections])
 
     @property
     def unanswered_bytes(self) -> int:
         """Bytes of unanswered batches."""
-        return sum([each.unanswered_bytes for each in self._connections])
+        return sum([each.unanswered_bytes for each in self.open_connections])
 
     async def stop(self) -> None:
         """Accept no more connections, and close the open ones after their answers; those that do not read them are
@@ -176,9 +184,9 @@ class DataServer:
         await asyncio.sleep(0)  # connections that asyncio has accepted are made in this round
         for end in (FrameStream.close, FrameStream.abort):
             self._all_closed.clear()
-            for connection in list(self._connections):
+            for connection in list(self.open_connections):
                 self._end(connection, end)
-            if not self._connections:
+            if not self.open_connections:
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_S):

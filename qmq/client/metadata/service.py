@@ -81,9 +81,9 @@ class MetaserverCalls:
         self._turns = itertools.cycle(addresses)
         self._address = next(self._turns)
 
-    async def call(self, method: str, request: Any) -> Any:
-        """Call a method of the metaservers."""
-        return await self._call(method, request)
+    async def call(self, method: str, request: Any, *, retry_s: float = RETRY_S, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+        """Call a method of the metaservers. With a `retry_s` of 0, only one of them, once."""
+        return await self._call(method, request, retry_s=retry_s, timeout_s=timeout_s)
 
     async def _call(self, method: str, request: Any, *, retry_s: float = RETRY_S, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         """Call a method. If a server cannot be reached, try the next one, with jitter, until `retry_s` has passed and,

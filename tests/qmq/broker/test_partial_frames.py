@@ -41,7 +41,7 @@ async def test_of_many_that_send_frames_in_part_the_one_that_stands_still_goes(t
     config = node_config(tmp_path, broker=BrokerConfig(partial_frames_bytes_max=2 * MIB))
     async with running(config) as node, qmq.connect(node.address) as mq:
         await mq.send("s", b"before")
-        partial = node._part._running.data._partial
+        partial = node.running.data.partial
         first, first_writer = await begun(node.data_address, 800 * KIB)
         await eventually(lambda: partial.bytes >= 800 * KIB)
         others = [await begun(node.data_address, 800 * KIB) for _ in range(2)]

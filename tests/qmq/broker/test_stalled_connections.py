@@ -92,7 +92,7 @@ async def said_hello(server: DataServer) -> tuple[asyncio.StreamReader, asyncio.
 
 
 def only(server: DataServer) -> DataConnection:
-    (connection,) = server._connections
+    (connection,) = server.open_connections
     return connection
 
 
