@@ -140,7 +140,8 @@ class Broker:
         self.counters = BrokerCounters()
         if is_serving:
             self.counters.begin(store)
-        self._look_up = look_up
+        self.look_up = look_up
+        """Finds the settings of a subject; None if it is not known here."""
         self._flushed_index = 0
         """Committed, and flushed on a majority, up to this index."""
         self._is_action_log_full = False
@@ -153,7 +154,7 @@ class Broker:
     def _begin_on(self, store: Store) -> None:
         """Use this store, and create the parts that serve from it again."""
         self.store = store
-        self.subjects = BrokerSubjects(store, self._look_up, self._destinations, has_consumers=self.has_consumers)
+        self.subjects = BrokerSubjects(store, self.look_up, self._destinations, has_consumers=self.has_consumers)
         parts = ServingParts(
             store,
             self.clock,

@@ -223,7 +223,7 @@ class Maintenance:
                     continue
                 self._mark()
                 if count % SLOW_TICKS == 0:
-                    self._slow_tick(self._broker.clock.monotonic_ms())
+                    self.slow_tick(self._broker.clock.monotonic_ms())
             except Exception as cause:
                 self._fatal(cause)
 
@@ -233,7 +233,8 @@ class Maintenance:
             self._marker = Marker(self._store)
         self._marker.tick(self._broker.clock.monotonic_ms())
 
-    def _slow_tick(self, now_ms: int) -> None:
+    def slow_tick(self, now_ms: int) -> None:
+        """Begin what is due of scrubbing, checkpoints and retention."""
         if self._holds_back():
             if self._store.config.is_local_retention_set and self._is_retention_due(now_ms):
                 self._begin(self._retaining(self._release_files))

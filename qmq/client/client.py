@@ -65,7 +65,8 @@ class Client(OutboxClient, ListenerApi, BrowsingClient):
         timing: ClientTiming = TIMING,
     ) -> None:
         self._for_threads = for_threads
-        self._addresses = parse_addresses(addresses)
+        self.addresses = parse_addresses(addresses)
+        """The metaservers that this client asks."""
         self.name = check_name("client", name) if name else process_name()
         """The name of this client at brokers and for operators."""
         self._create_subjects = create_subjects
@@ -81,7 +82,7 @@ class Client(OutboxClient, ListenerApi, BrowsingClient):
             network=network,
             timing=timing,
             tell_settled=chain.settled if chain else None,
-            store=store_of(False if state_dir is None and not network.is_machine else state_dir, self._addresses),
+            store=store_of(False if state_dir is None and not network.is_machine else state_dir, self.addresses),
         )
         super().__init__(links, chain, now_ns=now_ns, timing=timing)
         self._make_consumer = chosen(chain, Consumer, InterceptedConsumer)
@@ -136,7 +137,7 @@ class Client(OutboxClient, ListenerApi, BrowsingClient):
         if self._metadata is None:
             from qmq.client.metadata.service import MetadataClient
 
-            self._metadata = MetadataClient(self._addresses, self._network, self._timing)
+            self._metadata = MetadataClient(self.addresses, self._network, self._timing)
         return self._metadata
 
     @property

@@ -36,7 +36,8 @@ class ClusterLink:
 
     def __init__(self, connect: Callable[[], qmq.Client], timeout_s: float, retention_ms: int | None) -> None:
         self._retention_ms = retention_ms
-        self._process = os.getpid()
+        self.process = os.getpid()
+        """The process that opened the link: it does not work in a child."""
         _OPEN.add(self)
         self._thread = LoopThread()
         self._thread.start()
@@ -69,7 +70,7 @@ class ClusterLink:
     @property
     def is_usable(self) -> bool:
         """Whether this process made the link, and the link is open."""
-        return self.signal >= 0 and self._process == os.getpid()
+        return self.signal >= 0 and self.process == os.getpid()
 
     def run(self, work: Coroutine[Any, Any, _R]) -> _R:
         """Run a coroutine in the loop, and wait for it."""

@@ -128,22 +128,23 @@ class DevGateway:
         self._client = Client(server, clock=clock, network=network, state_dir=False)
         tls = tls_with_own_authority(folder, host) if network.is_machine and network.credentials is None else None
         config = GatewayConfig(host, port, takes_plaintext=tls is not None)
-        self._server = GatewayServer(self._client, config, clock=clock, network=tls or network)
+        self.server = GatewayServer(self._client, config, clock=clock, network=tls or network)
+        """The gateway, as `qmq gateway` runs it."""
 
     @property
     def address(self) -> str:
         """The address for RocketMQ's clients."""
-        return self._server.address
+        return self.server.address
 
     @property
     def port(self) -> int:
-        return self._server.port
+        return self.server.port
 
     async def start(self) -> None:
         """Serve clients. Raises OSError if the port is taken."""
-        await self._server.start()
+        await self.server.start()
 
     async def stop(self) -> None:
         """Release the clients' messages, and leave the groups."""
-        await self._server.stop()
+        await self.server.stop()
         await self._client.close()

@@ -162,10 +162,11 @@ class ScheduleTransfer:
         if self._replica.has_all:
             return
         log.warning("this replica has no schedule: it fetches one from another replica, and does not serve until then")
-        while not await self._fetch_from_any():  # noqa: ASYNC110 - others must come
+        while not await self.fetch_from_any():  # noqa: ASYNC110 - others must come
             await asyncio.sleep(self._timing.schedule_retry_s)
 
-    async def _fetch_from_any(self) -> bool:
+    async def fetch_from_any(self) -> bool:
+        """Try each replica that has the schedule, until one gave it. Returns whether one did."""
         for name, address in self._replica.donors().items():
             async with self._network.channel(address, always(name)) as channel:
                 try:

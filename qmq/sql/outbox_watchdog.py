@@ -155,7 +155,7 @@ class Watchdog:
                 wait=wait_random_exponential(0.1, 5.0), retry=retry_if_exception_type(Exception), before_sleep=self._complain
             ):
                 with attempt:
-                    is_news = self.is_working and await self._look()
+                    is_news = self.is_working and await self.look()
             await self._rest(is_news)
 
     async def _rest(self, is_news: bool) -> None:
@@ -165,7 +165,7 @@ class Watchdog:
         else:
             await asyncio.sleep(self._look_s)
 
-    async def _look(self) -> bool:
+    async def look(self) -> bool:
         """Start tasks for subjects with waiting messages. Returns whether any task is running."""
         if self._intake is not None:
             await self._intake.move()

@@ -97,11 +97,13 @@ class TestCluster:
         self._parties = Parties()
         self._machines: dict[str, Machine] = {}
         self._meta: Metaserver
-        self._clock: Clock
+        self.machine_clock: Clock
+        """The clock of all machines, also where `clock` was not given."""
         self._clients: list[Client] = []
         self._strangers: list[str] = []
         """The machines that have only clients."""
-        self._failures: list[str] = []
+        self.failures: list[str] = []
+        """Replicas that stopped by themselves, with the causes: the end of the cluster raises them."""
         self._ending: contextlib.AsyncExitStack | None = None
         self._canary: asyncio.Task[Any]
         """A sleeping task. If the task is cancelled, the whole loop is ending."""
@@ -129,7 +131,7 @@ class TestCluster:
         self._canary = asyncio.create_task(asyncio.Event().wait())
         stack.push_async_callback(self._kill_all)
         site = Site(folder, store, self._parties, clock, self._log, self._make_disk, self._make_driver)
-        self._clock = clock
+        self.machine_clock = clock
         self._meta = self._machines[META] = Metaserver(site, META)
         for group, names in self._shape.items():
             settings = process.DEFAULT if group == DELAY else None
@@ -148,8 +150,8 @@ class TestCluster:
         ending, self._ending = self._ending, contextlib.AsyncExitStack()
         assert ending is not None
         await ending.aclose()
-        if self._failures and error is None:
-            raise StorageError("; ".join(self._failures))
+        if self.failures and error is None:
+            raise StorageError("; ".join(self.failures))
 
     async def _is_alone(self) -> bool:
         """True if all other tasks of the loop were cancelled, as by a runner that aborts a test. Only gRPC's servers are stopped then: they
@@ -181,7 +183,7 @@ class TestCluster:
 
     def _failed(self, name: str, cause: BaseException) -> None:
         log.error("%s stopped by itself", name, exc_info=cause)
-        self._failures.append(f"{name} stopped by itself: {type(cause).__name__}: {cause}")
+        self.failures.append(f"{name} stopped by itself: {type(cause).__name__}: {cause}")
 
     # --- parts ---------------------------------------------------------------------------------------------------------
 
@@ -221,7 +223,7 @@ class TestCluster:
         network: Network = self._parties.network(at or CLIENTS)
         if token is not None and (source := token_source(token)) is not None:
             network = TokenNetwork(network, source)
-        client = Client(self._meta.address, clock=self._clock, network=network, for_threads=beside, **options)
+        client = Client(self._meta.address, clock=self.machine_clock, network=network, for_threads=beside, **options)
         self._clients.append(client)
         return client
 

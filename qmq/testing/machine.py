@@ -106,7 +106,7 @@ class ReplicaMachine:
         self.name = name
         self.group = group
         self.node: ReplicaNode | None = None
-        self._site = site
+        self.site = site
         self._replicas = replicas
         self._settings = settings
         self._failed = failed
@@ -131,7 +131,7 @@ class ReplicaMachine:
         return self.node.driver.core.state.promised if self.node is not None else 0
 
     async def start(self) -> None:
-        disk, network = self._site.make_disk(self.name), self._site.parties.network(self.name)
+        disk, network = self.site.make_disk(self.name), self.site.parties.network(self.name)
 
         def shut() -> None:
             self._shut = None
@@ -143,8 +143,8 @@ class ReplicaMachine:
                 shut()
                 self._failed(self.name, cause)
 
-        environment = Environment(self._site.clock, SystemClock(), disk, network, TIMING, fatal, make_driver=self._site.make_driver)
-        node = self._make(environment, PartyStore(self._site.store, network))
+        environment = Environment(self.site.clock, SystemClock(), disk, network, TIMING, fatal, make_driver=self.site.make_driver)
+        node = self._make(environment, PartyStore(self.site.store, network))
         self._shut = shut
         try:
             await node.start()
@@ -154,7 +154,7 @@ class ReplicaMachine:
         self.node = node
 
     def _make(self, environment: Environment, store: PartyStore) -> ReplicaNode:
-        site, name = self._site, self.name
+        site, name = self.site, self.name
         place = (self.group, name, self._replicas, site.data(name), _NOWHERE, site.host(name), DATA_PORT, CONTROL_PORT)
         broker = BrokerConfig(name)
         if self._settings is None:
@@ -175,7 +175,7 @@ class Metaserver:
     def __init__(self, site: Site, name: str) -> None:
         self.name = name
         self.view: ClusterView | None = None
-        self._site = site
+        self.site = site
         self._server: MetaServer | None = None
         self._shut: Callable[[], None] | None = None
 
@@ -190,15 +190,15 @@ class Metaserver:
 
     @property
     def address(self) -> str:
-        return f"{self._site.host(self.name)}:{DATA_PORT}"
+        return f"{self.site.host(self.name)}:{DATA_PORT}"
 
     async def start(self) -> None:
-        network = self._site.parties.network(self.name)
-        store = PartyStore(self._site.store, network)
+        network = self.site.parties.network(self.name)
+        store = PartyStore(self.site.store, network)
         self.view, self._shut = ClusterView(store), network.shut
         await self.view.start()
-        config = MetaConfig(self._site.host(self.name), DATA_PORT)
-        self._server = MetaServer(store, self.view, config, clock=self._site.clock, network=network, process=process_status(config.host))
+        config = MetaConfig(self.site.host(self.name), DATA_PORT)
+        self._server = MetaServer(store, self.view, config, clock=self.site.clock, network=network, process=process_status(config.host))
         await self._server.start()
 
     async def kill(self) -> None:

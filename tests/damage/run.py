@@ -261,8 +261,8 @@ class Run:
         async def have_come() -> bool:
             nonlocal stopped
             self._assert_majority()
-            if stopped < len(self.cluster._failures):
-                stopped = len(self.cluster._failures)
+            if stopped < len(self.cluster.failures):
+                stopped = len(self.cluster.failures)
                 await self.cluster.clock.advance(hours=1)
             return await self._has_delivered(by)
 
@@ -287,9 +287,9 @@ class Run:
     def _note_stops(self) -> None:
         """Replicas that stopped because of damage, or of a block that could not be written in part, are like those that did not start."""
         for name in self.folders:
-            for failure in [each for each in self.cluster._failures if each.startswith(name) and ("E401" in each or EIO in each)]:
+            for failure in [each for each in self.cluster.failures if each.startswith(name) and ("E401" in each or EIO in each)]:
                 self.refusals[name] = failure
-                self.cluster._failures.remove(failure)
+                self.cluster.failures.remove(failure)
 
     async def _read_elsewhere(self, found: Found, before: set[bytes]) -> set[bytes]:
         """What consumers read after an operator restarted the master, made another replica the master, or skipped the message."""

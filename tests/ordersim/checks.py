@@ -91,7 +91,7 @@ class Checks:
             if not (sequence < progress.begins_at or sequence in progress.done or (group, message.partition, sequence) in self.finished):
                 raise Violation(f"overtaken: {consumer} of group {group} is given {name}, and nobody has finished the one at {sequence}")
         self._require_before(group, consumer, message.partition, found.lp, name)
-        self._require_order(group, consumer, found.key, found.number, name)
+        self.require_order(group, consumer, found.key, found.number, name)
 
     def _require_before(self, group: str, consumer: str, number: int, lp: int, name: str) -> None:
         """Everything of the versions before is done in the logical partition."""
@@ -108,7 +108,7 @@ class Checks:
                 )
         self._done.add((group, number, lp))
 
-    def _require_order(self, group: str, consumer: str, key: bytes, number: int, name: str) -> None:
+    def require_order(self, group: str, consumer: str, key: bytes, number: int, name: str) -> None:
         line = self._lines.setdefault((group, key), Line())
         seen = line.seen
         told = f"order: {consumer} of group {group} is given {name} behind {line.at}; seen are {seen[-8:]}"

@@ -101,11 +101,11 @@ def test_set_aside_rows_are_not_holes_in_a_replay_and_omitted_ones_are() -> None
         group = SimpleNamespace(record=SimpleNamespace(start="earliest"))
         checks = Checks(SimpleNamespace(routes=SimpleNamespace(groups={"g": group})))  # type: ignore[arg-type]
         for number in (1, 2, 3, 1, 2):
-            checks._require_order("g", "c", b"k", number, f"message {number}")
+            checks.require_order("g", "c", b"k", number, f"message {number}")
         for number in parked:
             checks.set_aside("g", b"k", number)
         with own_violations(), nullcontext() if 3 in parked else pytest.raises(Violation, match="the replay has not come so far"):
-            checks._require_order("g", "c", b"k", 4, "message 4")
+            checks.require_order("g", "c", b"k", 4, "message 4")
 
 
 def tell() -> str:

@@ -96,4 +96,4 @@ async def test_a_program_that_names_a_context_goes_there(home: Path, monkeypatch
     ContextFile.of_user().add(ClusterContext("far", "192.0.2.1:1"))
     monkeypatch.setenv("QMQ_CONTEXT", "far")
     async with qmq.connect() as mq:
-        assert mq._addresses == ["192.0.2.1:1"]
+        assert mq.addresses == ["192.0.2.1:1"]

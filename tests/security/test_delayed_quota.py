@@ -111,7 +111,7 @@ async def test_a_retry_of_a_stored_batch_is_answered_over_the_quota_too() -> Non
     async with limited(1) as (cluster, mq):
         await mq.send("later", b"now")
         broker = delay_node(cluster).broker
-        await eventually(lambda: broker.access.has_quotas and broker._look_up("later") is not None)
+        await eventually(lambda: broker.access.has_quotas and broker.look_up("later") is not None)
         due_ms = broker.clock.time_ms() + 60_000
         answers: dict[int, bytes] = {}
 

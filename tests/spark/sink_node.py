@@ -36,11 +36,11 @@ class NodeThread:
     def __init__(self, node: Node, loop: asyncio.AbstractEventLoop) -> None:
         self.node = node
         self.address = node.address
-        self._loop = loop
+        self.loop = loop
 
     def run(self, act: Coroutine[Any, Any, _R]) -> _R:
         """Run a coroutine in the node's loop."""
-        return asyncio.run_coroutine_threadsafe(act, self._loop).result(180)
+        return asyncio.run_coroutine_threadsafe(act, self.loop).result(180)
 
     def ask(self, act: Callable[[MetadataClient], Coroutine[Any, Any, _R]]) -> _R:
         """Call the metaserver."""
@@ -118,7 +118,7 @@ def node_thread(data: Path, *, delay: bool = False, auto_create: bool = False) -
     try:
         yield found
     finally:
-        found._loop.call_soon_threadsafe(is_over.set)
+        found.loop.call_soon_threadsafe(is_over.set)
         thread.join(60)
 
 

@@ -214,7 +214,7 @@ def test_the_times_of_pulls_that_are_settled_are_forgotten() -> None:
     found = [each for head, region in timed(actions) for each in replay.entry(head, region)]
     assert len(found) == 2_999
     assert all(each.settled_ms == each.pulled_ms + 30 for each in found)  # type: ignore[operator]  # each is known
-    assert len(replay.shares[KEY]._pulls["c"]._times) < 1_100
+    assert replay.shares[KEY].times_kept < 1_100
 
 
 # --- the dumb model ----------------------------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ async def test_a_partition_sealed_after_the_question_ends_at_its_command_message
         await send(mq, 100, "v1")
         with closing(opened(it)) as log:
             await asyncio.to_thread(log.topology, ["s"])
-            loop, ask = asyncio.get_running_loop(), log._metadata.routes
+            loop, ask = asyncio.get_running_loop(), log.metadata.routes
 
             def change_first(*args: Any) -> Routes:
                 """Between the ends and the history, the partition is split, and the target gets messages."""
@@ -150,7 +150,7 @@ async def test_a_partition_sealed_after_the_question_ends_at_its_command_message
                 asyncio.run_coroutine_threadsafe(change(), loop).result()
                 return ask(*args)
 
-            log._metadata.routes = change_first  # type: ignore[method-assign]
+            log.metadata.routes = change_first  # type: ignore[method-assign]
             found = await asyncio.to_thread(log.topology, ["s"])
             queues = {each.key.partition: each for each in found.queues.values()}
             assert (queues[1].end, queues[1].is_sealed) == (150, True)

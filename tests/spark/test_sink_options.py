@@ -95,9 +95,9 @@ def test_a_log_is_not_overwritten() -> None:
 
 def test_a_batch_writer_has_one_name_wherever_it_travels_and_each_job_another() -> None:
     one, other = (arrow_writer(SERVERS | {"subject": "orders"}, schema_of("body binary"), False) for _ in range(2))
-    assert copy.deepcopy(one)._name == one._name != other._name
+    assert copy.deepcopy(one).name == one.name != other.name
     named = arrow_writer(SERVERS | {"subject": "orders", "qmq.txnId": "load-7"}, schema_of("body binary"), False)
-    assert named._name == "load-7"
+    assert named.name == "load-7"
 
 
 def test_a_writer_is_older_than_any_real_producer_and_other_for_each_queue() -> None:

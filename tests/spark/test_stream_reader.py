@@ -33,7 +33,7 @@ class Stream:
         self.folder = folder
         self.batches: dict[int, list[tuple[int, int, str, str]]] = {}
         self.raises_in: int | None = None
-        self._frame = (
+        self.frame = (
             spark.readStream.format("qmq")
             .option("qmq.servers", server)
             .option("subscribe", subject)
@@ -44,7 +44,7 @@ class Stream:
     def run(self) -> StreamingQuery:
         """Run until the stream has returned everything."""
         query = (
-            self._frame.writeStream.foreachBatch(self._keep)
+            self.frame.writeStream.foreachBatch(self._keep)
             .option("checkpointLocation", str(self.folder / "checkpoint"))
             .trigger(availableNow=True)
             .start()
@@ -157,7 +157,7 @@ def test_a_subject_that_appears_later_is_read_from_its_beginning(spark: SparkSes
         .load()
     )
     stream = Stream(spark, node.address, tmp_path, "grows.a")
-    stream._frame = frame
+    stream.frame = frame
     stream.run()
     send(node.address, "grows.b", ["2"])
     stream.run()

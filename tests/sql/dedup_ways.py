@@ -53,13 +53,13 @@ class Way:
     async def work(self, each: Named, step: Callable[[Any], None] | None = None, group: str = "g") -> bool:
         """Whether the handler ran. `step` gets a sync Connection, Session or DB-API connection."""
         if not self.is_async:
-            return await asyncio.to_thread(self._work_sync, each, step, group)
+            return await asyncio.to_thread(self.work_sync, each, step, group)
         async with self.dedup.once(each, group) as once:
             if once.is_new:
                 await once.connection.run_sync(lambda handed: _handle(handed, each, step))
             return once.is_new
 
-    def _work_sync(self, each: Named, step: Callable[[Any], None] | None, group: str) -> bool:
+    def work_sync(self, each: Named, step: Callable[[Any], None] | None, group: str) -> bool:
         with self.dedup.once_sync(each, group) as once:
             if once.is_new:
                 _handle(once.connection, each, step)

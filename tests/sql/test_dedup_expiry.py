@@ -19,6 +19,7 @@ from qmq.sql import dedup_records
 from qmq.sql.connection import Executor
 from qmq.sql.dedup import EXPIRE_EVERY
 from qmq.sql.dedup_records import EXPIRE_BATCH, statements_for
+from qmq.sql.dedup_tables import Record
 from qmq.sql.dedup_transactions import openers
 
 KEEP = timedelta(days=7)
@@ -103,7 +104,7 @@ async def test_a_record_that_is_touched_while_it_is_about_to_go_stays(database: 
                     def fetch(self, *said: object) -> object:
                         found = executor.fetch(*said)  # type: ignore[arg-type]
                         transaction.commit()
-                        redelivery = threading.Thread(target=way._work_sync, args=(message(1), None, "g"))
+                        redelivery = threading.Thread(target=way.work_sync, args=(message(1), None, "g"))
                         redelivery.start()
                         redelivery.join(30)
                         return found
@@ -130,7 +131,8 @@ async def test_a_record_that_goes_between_being_seen_and_being_touched_is_writte
                             executor.execute(text("DELETE FROM qmq_dedup"), {})
                         return executor.execute(statement, parameters)
 
-                record = way.dedup._record(message(1), "g")
+                named = message(1)
+                record = Record("g", named.subject, str(named.id), "0" * 32, named.append_time_ms)
                 return dedup_records.claim(Slow(), statements_for(database.dialect, "qmq_dedup"), record)  # type: ignore[arg-type]
 
             assert not transaction.run(claim)

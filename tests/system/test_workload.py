@@ -52,11 +52,11 @@ async def test_a_lone_readers_polls_are_recorded_and_judged(tmp_path: Path, *, i
     async with TestCluster(delay=False) as cluster, cluster.client() as mq:
         workload = Workload(cluster.address, "s", tmp_path / "history.jsonl")
         async with mq.producer("s") as producer:
-            await workload._send("p0", producer, tuple(range(1, BATCH + 1)))
+            await workload.send("p0", producer, tuple(range(1, BATCH + 1)))
         async with mq.consumer("s", ALONE, name="lone", ack="explicit") as consumer:
             read: Any = ForgetfulConsumer(consumer) if is_forgetful else consumer
             for _ in range(1 + is_forgetful):
-                await workload._poll("lone", ALONE, read)
+                await workload.poll("lone", ALONE, read)
         workload.recorder.close()
     names = set(check_all(load(workload.path), drained=False).names)
     assert ({"int_poll_skip", "nonmonotonic_poll"} <= names) if is_forgetful else not names

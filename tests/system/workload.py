@@ -85,10 +85,10 @@ class Workload:
         async with client.producer(self.subject, delivery_timeout_s=60.0) as producer:
             while not self._stops.is_set():
                 values = tuple(next(self._values) for _ in range(self._batch))
-                await self._send(name, producer, values)
+                await self.send(name, producer, values)
                 await asyncio.sleep(PAUSE_S)
 
-    async def _send(self, name: str, producer: qmq.Producer, values: tuple[int, ...]) -> None:
+    async def send(self, name: str, producer: qmq.Producer, values: tuple[int, ...]) -> None:
         invoked = self.recorder.record(Send(process=name, type="invoke", subject=self.subject, values=values))
         try:
             receipts = await producer.send_many([str(value).encode() for value in values])
@@ -110,9 +110,9 @@ class Workload:
         async with client.consumer(self.subject, group, name=name, ack="explicit", lease_ms=5_000) as consumer:
             while True:
                 with suppress(QmqError):
-                    await self._poll(name, group, consumer)
+                    await self.poll(name, group, consumer)
 
-    async def _poll(self, name: str, group: str, consumer: qmq.Consumer) -> None:
+    async def poll(self, name: str, group: str, consumer: qmq.Consumer) -> None:
         invoked = self.recorder.record(Poll(process=name, type="invoke", group=group))
         found = await consumer.pull(max(POLL, 10 * self._batch), timedelta(seconds=1))
         by_queue: dict[str, list[Record]] = {}

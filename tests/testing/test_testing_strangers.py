@@ -217,7 +217,7 @@ async def test_a_group_without_a_secret_gets_one(qmq_cluster: TestCluster) -> No
         found = identity.load(node.config.data, GROUP, name)
         assert found is not None
         replace(found, secret="").save(Disk(), node.config.data)
-    await cast(ReplicaMachine, qmq_cluster.machine(NAMES[0]))._site.store.txn([], [Delete(group_key(GROUP, SECRET))])
+    await cast(ReplicaMachine, qmq_cluster.machine(NAMES[0])).site.store.txn([], [Delete(group_key(GROUP, SECRET))])
     for name in NAMES:
         await qmq_cluster.restart(name)
     await qmq_cluster.until_master()

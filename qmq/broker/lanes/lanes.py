@@ -247,7 +247,8 @@ class Lanes:
         self._turns = parts.turns
         self._subjects = parts.subjects
         self._routing = routing
-        self._sessions: dict[int, LaneSession] = {}
+        self.sessions: dict[int, LaneSession] = {}
+        """The sessions that consumers have with lanes here, by number."""
         self._by_queue: dict[int, dict[int, LaneSession]] = {}
         self._by_peer: dict[Peer, dict[int, LaneSession]] = {}
         self._next_session = FIRST_SESSION
@@ -356,7 +357,7 @@ class Lanes:
             self._next_session, peer, queue, group, request.consumer, token, reader, self._counters.group(queue.id.subject, group)
         )
         self._next_session = self._next_session + 1 if self._next_session < 0xFFFF_FFFF else FIRST_SESSION
-        self._sessions[session.number] = session
+        self.sessions[session.number] = session
         self._by_peer.setdefault(peer, {})[session.number] = session
         self._by_queue.setdefault(id(queue), {})[session.number] = session
         return session
@@ -369,7 +370,7 @@ class Lanes:
         waiting, session.waiting = session.waiting, None
         if waiting is not None and failure is not None:
             self._turns.answer_error(session.peer, waiting.request_id, failure)
-        self._sessions.pop(session.number, None)
+        self.sessions.pop(session.number, None)
         mine = self._by_peer.get(session.peer, {})
         mine.pop(session.number, None)
         if not mine:
@@ -539,7 +540,7 @@ class Lanes:
                 self._close(session, _lost(queue, group))
 
     def _session(self, number: int, peer: Peer) -> LaneSession:
-        session = self._sessions.get(number)
+        session = self.sessions.get(number)
         if session is None or session.peer is not peer:
             raise UnknownConsumer(f"no lane is attached here as session {number}: attach again")
         return session
@@ -586,7 +587,7 @@ class Lanes:
 
     def waiting(self) -> list[tuple[str, str]]:
         """The subject and group of each waiting pull."""
-        return [(each.queue.id.subject, each.group) for each in self._sessions.values() if each.waiting is not None]
+        return [(each.queue.id.subject, each.group) for each in self.sessions.values() if each.waiting is not None]
 
     def seen_ms_ago(self, queue: Queue, group: str, token: int) -> int:
         """How long ago the holder sent a heartbeat."""
@@ -609,7 +610,7 @@ class Lanes:
 
     def wake_all(self) -> None:
         """Serve all waiting pulls that can be served."""
-        for session in list(self._sessions.values()):
+        for session in list(self.sessions.values()):
             self._wake(session)
 
     def disconnected(self, peer: Peer) -> None:
@@ -630,7 +631,7 @@ class Lanes:
 
     def stop(self, failure: QmqError) -> None:
         """This broker serves no consumers any more."""
-        for session in list(self._sessions.values()):
+        for session in list(self.sessions.values()):
             self._close(session, failure)
 
 

@@ -267,7 +267,7 @@ class MessageHistory:
             raise CorruptBatch(f"the entry at sequence {scan.sequence} of {queue.id} is not a message: {cause}") from cause
         actions = store.actions
         scan.index = view.envelope.index
-        scan.position, index = _segment_before(actions, scan.index)
+        scan.position, index = segment_before(actions, scan.index)
         if index > scan.index:
             head = head_at(actions, scan.position)
             scan.known_since_ms = head.append_time_ms if head is not None else store.last_time_ms
@@ -316,7 +316,7 @@ def _require_kept(scan: _Scan, actions: Segments) -> None:
         raise InvalidArgument("retention deleted the part of the action log at the cursor: begin without a cursor")
 
 
-def _segment_before(segments: Segments, index: int) -> tuple[int, int]:
+def segment_before(segments: Segments, index: int) -> tuple[int, int]:
     """(base of the last segment that begins before that index, its first index); the oldest segment if all begin later."""
 
     def first_index(base: int) -> int:

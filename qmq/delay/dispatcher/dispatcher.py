@@ -313,6 +313,11 @@ class DueDispatcher:
         return self._planner.resent
 
     @property
+    def subjects(self) -> int:
+        """The subjects for which something is kept: those with messages, and some that had any lately."""
+        return len(self._subjects)
+
+    @property
     def set_aside(self) -> int:
         """Messages that cannot be delivered; the log names them."""
         return sum([each.set_aside_messages for each in self._subjects.values()])

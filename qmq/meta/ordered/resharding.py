@@ -255,7 +255,8 @@ class Evacuation:
         self._was_there: set[str] = set()
         self._said: set[str] = set()
         self._gone_since: dict[str, int] = {}
-        self._moving: dict[str, asyncio.Task[None]] = {}
+        self.moving: dict[str, asyncio.Task[None]] = {}
+        """The subjects whose partitions are being moved, with the tasks that move them."""
 
     async def run(self) -> None:
         """Check repeatedly."""
@@ -278,9 +279,9 @@ class Evacuation:
         gone = self._gone(now_ms)
         for config, state in self._view.ordered_subjects() if gone else ():
             is_fenced = config.fencing is Fencing.LEASE
-            if is_fenced and config.name not in self._moving and self._next(config, state, gone) is not None:
-                task = self._moving[config.name] = self._controller.spawn(self._empty(config, gone))
-                task.add_done_callback(lambda _, name=config.name: self._moving.pop(name))  # type: ignore[misc]
+            if is_fenced and config.name not in self.moving and self._next(config, state, gone) is not None:
+                task = self.moving[config.name] = self._controller.spawn(self._empty(config, gone))
+                task.add_done_callback(lambda _, name=config.name: self.moving.pop(name))  # type: ignore[misc]
 
     def _note_living(self, now_ms: int) -> None:
         """Note the groups whose master's key proves a living master."""

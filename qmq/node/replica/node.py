@@ -309,6 +309,11 @@ class ReplicaNode:
         """Host and port of the data port."""
         return joined(self.config.host, self._running.data.port)
 
+    @property
+    def control_address(self) -> str:
+        """Host and port of the control port."""
+        return self._running.control_address
+
     async def stop(self, *, abruptly: bool = False) -> None:
         """Hand the mastership over if this replica has it, answer requests under way, and close so that the next start replays little.
         `abruptly` skips all of that, for a test that needs the state after a killed process (qmq/testing).

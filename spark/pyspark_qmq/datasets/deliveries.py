@@ -88,6 +88,11 @@ class ShareReplay:
         pulled_ms = times.at(pull) if times is not None else None
         return Delivery(self.key, consumer, first, first + count - 1, attempt or None, pulled_ms, None, DeliveryFate.OPEN)
 
+    @property
+    def times_kept(self) -> int:
+        """How many times of pulls are kept, of all consumers."""
+        return sum(map(len, self._pulls.values()))
+
     def rest(self) -> Iterator[Delivery]:
         """Yields the deliveries that are not settled."""
         for name, holder in self.share.holders.items():
@@ -105,6 +110,9 @@ class _PullTimes:
     def __init__(self) -> None:
         self._firsts: list[int] = []
         self._times: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._times)
 
     def add(self, first: int, time_ms: int, oldest: int) -> None:
         """Add a pull. Pulls before `oldest` are no longer needed."""

@@ -29,7 +29,7 @@ class ServerLog:
     """The committed messages of a cluster. Not thread-safe."""
 
     def __init__(self, metadata: Metadata, answer_s: float = ANSWER_S) -> None:
-        self._metadata = metadata
+        self.metadata = metadata
         self._masters = MasterConnections(metadata, answer_s=answer_s)
         self._is_ordered: dict[str, bool] = {}
         """Cached per subject, because it never changes."""
@@ -40,7 +40,7 @@ class ServerLog:
 
     def subjects(self) -> list[str]:
         """The names of all subjects, sorted. Raises NotConnected."""
-        return sorted(each.settings.name for each in self._metadata.list_subjects())
+        return sorted(each.settings.name for each in self.metadata.list_subjects())
 
     def topology(self, subjects: list[str]) -> Topology:
         """The current queues and routes of these subjects. Raises UnknownSubject, NotConnected."""
@@ -75,9 +75,9 @@ class ServerLog:
         return UnknownSubject(f"there is no subject {subject!r}: {hint}")
 
     def _ordered(self, subject: str) -> tuple[Routes, dict[QueueKey, SourceQueue]]:
-        before = self._known.get(subject) or self._metadata.routes(subject)
+        before = self._known.get(subject) or self.metadata.routes(subject)
         found = self._numbers(_keys(subject, before))
-        routes = self._known[subject] = self._metadata.routes(subject)
+        routes = self._known[subject] = self.metadata.routes(subject)
         found |= self._numbers(set(_keys(subject, routes)) - set(found))
         sealed = dict(routes.sealed_at)
         sealed |= {key.partition: numbers.end_sequence for key, numbers in found.items() if numbers.is_sealed}
@@ -123,7 +123,7 @@ class ServerLog:
 
     def close(self) -> None:
         self._masters.close()
-        self._metadata.close()
+        self.metadata.close()
 
 
 def _keys(subject: str, routes: Routes) -> list[QueueKey]:

@@ -52,20 +52,20 @@ class LogWriter(DataSourceArrowWriter):
     def __init__(self, options: SinkOptions, fields: Fields, name: str) -> None:
         self._options = options
         self._fields = fields
-        self._name = name
+        self.name = name
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """One task's rows. Raises as `WriteTask.run`."""
-        return _write(iterator, self._options, self._fields, self._name, 0, may_repeat=bool(self._options.txn_id))
+        return _write(iterator, self._options, self._fields, self.name, 0, may_repeat=bool(self._options.txn_id))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Everything that tasks reported as stored is stored. Raises InvalidArgument if an earlier attempt had more tasks."""
         _check(self._options, messages)
-        _say(f"batch {self._name}", messages)
+        _say(f"batch {self.name}", messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Stored rows cannot be removed from a log."""
-        _say(f"batch {self._name}, aborted; what is stored stays", messages)
+        _say(f"batch {self.name}, aborted; what is stored stays", messages)
 
 
 class LogStreamWriter(DataSourceStreamArrowWriter):

@@ -33,10 +33,10 @@ class History:
     """Body to the id of the delayed message."""
     done: set[bytes] = field(default_factory=set)
     """Acknowledged by the group."""
-    _numbers: count[int] = field(default_factory=count)
+    numbers: count[int] = field(default_factory=count)
 
     def body(self) -> bytes:
-        return f"{next(self._numbers)} {BODY}".encode()
+        return f"{next(self.numbers)} {BODY}".encode()
 
     async def create_subjects(self, mq: qmq.Client) -> None:
         await mq.metadata.create_subject(SubjectConfig(PLAIN))

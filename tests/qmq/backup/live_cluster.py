@@ -46,7 +46,7 @@ class LiveCluster:
     def __init__(
         self, endpoint: str, namespace: str, folder: Path, groups: Mapping[str, tuple[str, ...]] = GROUPS, meta_port: int = 0
     ) -> None:
-        self._endpoint, self._namespace = endpoint, namespace
+        self.endpoint, self.namespace = endpoint, namespace
         self.folder = folder
         self.meta_port = meta_port
         self.groups = dict(groups)
@@ -55,7 +55,7 @@ class LiveCluster:
         self._meta: MetaServer | None = None
 
     def open_store(self) -> EtcdStore:
-        return EtcdStore([self._endpoint], namespace=self._namespace)
+        return EtcdStore([self.endpoint], namespace=self.namespace)
 
     def data(self, replica: str) -> Path:
         return self.folder / replica
@@ -73,7 +73,7 @@ class LiveCluster:
 
     async def start_replica(self, group: str, name: str) -> None:
         log = LogConfig(segment_bytes=SEGMENT_BYTES, action_segment_bytes=SEGMENT_BYTES, checkpoint_bytes=SEGMENT_BYTES)
-        place = (group, name, self.groups[group], self.data(name), EtcdOptions((self._endpoint,)), "127.0.0.1", 0, 0)
+        place = (group, name, self.groups[group], self.data(name), EtcdOptions((self.endpoint,)), "127.0.0.1", 0, 0)
         environment = Environment(timing=TIMING)
         if group == DELAY:
             config = DelayReplicaConfig(*place, log=log, broker=BrokerConfig(name), settings=process.DEFAULT)

@@ -64,7 +64,7 @@ async def test_a_restored_cluster_has_all_that_was_acknowledged(
             await mq.delayed.move(each.id, timedelta(0))
         assert {body for _, body in await rest(mq, LATER, GROUP)} >= set(before.delayed), "delayed messages come"
 
-        later = History(history.plain, history.ordered, _numbers=history._numbers)
+        later = History(history.plain, history.ordered, numbers=history.numbers)
         await later.send(mq, 2)
         await later.split(mq)
         await later.send(mq, 2)

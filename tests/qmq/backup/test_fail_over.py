@@ -103,7 +103,7 @@ async def test_the_runbook_of_fail_over_and_fail_back_loses_nothing(
         await history.send(west, 5)
     await handle(second)
 
-    back = LiveCluster(cluster._endpoint, cluster._namespace, cluster.folder, cluster.groups)
+    back = LiveCluster(cluster.endpoint, cluster.namespace, cluster.folder, cluster.groups)
     async with running(back):
         await runbook.run(back.server, second.server)
         await handle(second)

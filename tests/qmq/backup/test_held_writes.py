@@ -43,7 +43,7 @@ class Master:
 
 @asynccontextmanager
 async def master_of(cluster: LiveCluster, name: str) -> AsyncIterator[Master]:
-    async with NETWORK.channel(cluster.nodes[name]._running.control_address, any_server) as channel:
+    async with NETWORK.channel(cluster.nodes[name].control_address, any_server) as channel:
         yield Master(control_pb2_grpc.BrokerControlStub(channel))
 
 

@@ -33,7 +33,7 @@ class DyingObjects:
     """An object store that is away from a call on."""
 
     def __init__(self, inner: ObstoreObjects, calls: int) -> None:
-        self._inner, self.left = inner, calls
+        self.inner, self.left = inner, calls
 
     def _call(self) -> None:
         self.left -= 1
@@ -42,18 +42,18 @@ class DyingObjects:
 
     def create(self, name: str, data: bytes) -> bool:
         self._call()
-        return self._inner.create(name, data)
+        return self.inner.create(name, data)
 
     def get(self, name: str) -> bytes | None:
         self._call()
-        return self._inner.get(name)
+        return self.inner.get(name)
 
     def delete(self, name: str) -> None:
         self._call()
-        self._inner.delete(name)
+        self.inner.delete(name)
 
     def names(self, prefix: str) -> list[str]:
-        return self._inner.names(prefix)
+        return self.inner.names(prefix)
 
 
 async def test_a_backup_that_dies_at_any_call_does_not_exist_and_is_continued(
@@ -69,7 +69,7 @@ async def test_a_backup_that_dies_at_any_call_does_not_exist_and_is_continued(
         try:
             made = await cluster.back_up(objects)
         except StoreAway:
-            if dying._inner.names("backups"):  # only the reading back of the manifest failed
+            if dying.inner.names("backups"):  # only the reading back of the manifest failed
                 BackupVerifier(objects_in(tmp_path / "backups")).verify(objects_in(tmp_path / "backups").manifest())
                 return
             with pytest.raises(BackupNotFound):

@@ -197,7 +197,7 @@ async def test_mirrors_in_both_directions_copy_nothing_back(
         await history.send(here, 5)
         one, other = mirror(here, there, tmp_path), mirror(there, here, tmp_path, back=True)
         await caught_up(one)
-        theirs = History(_numbers=history._numbers)
+        theirs = History(numbers=history.numbers)
         await theirs.send(there, 5)
         for _ in range(3):
             await caught_up(other)

@@ -73,7 +73,7 @@ def filled(broker: Broker, count: int) -> None:
 def ticks(broker: Broker, maintenance: Maintenance, _peer: Peer) -> None:
     for _ in range(SLOW_TICKS):
         broker.tick()
-    maintenance._slow_tick(broker.clock.monotonic_ms())
+    maintenance.slow_tick(broker.clock.monotonic_ms())
 
 
 def comes_and_goes(broker: Broker, _maintenance: Maintenance, peer: Peer) -> None:

@@ -105,7 +105,7 @@ async def test_a_story_begins_in_the_segment_that_was_begun_before_its_message(n
     consumer = mq.consumer("s", "g", name="c")
     message = await take(consumer)
     assert len(node.store.actions.bases) > 3
-    begin, _ = history._segment_before(node.store.actions, node.store.index)
+    begin, _ = history.segment_before(node.store.actions, node.store.index)
     assert begin == node.store.actions.bases[-1]
     (page,) = await pages(mq, await place_of(mq, receipt))
     assert kinds([page]) == [("pull", "c", 1)]

@@ -149,7 +149,7 @@ async def test_a_lane_s_pull_that_waits_needs_no_turn(tmp_path: Path, monkeypatc
     async with world(tmp_path) as it:
         lane = await it.attach()
         lanes, scheduled = it.node.broker.lanes, list[object]()
-        peer = lanes._sessions[lane.session].peer
+        peer = lanes.sessions[lane.session].peer
         with monkeypatch.context() as patched:
             patched.setattr(TurnSchedule, "schedule", scheduled.append)
             lanes.pull(peer, 99, wire.LanePull(lane.session, lane.token, lane.position, 10, 1000, 20_000), 0)

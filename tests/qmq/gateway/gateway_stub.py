@@ -180,7 +180,7 @@ async def gateway_on(
     the cluster's).
     """
     mq = cluster.client(at=at)
-    gateway = GatewayServer(mq, config, clock=clock or cluster._clock, network=network, credentials=credentials, connect=connect)
+    gateway = GatewayServer(mq, config, clock=clock or cluster.machine_clock, network=network, credentials=credentials, connect=connect)
     await gateway.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{gateway.port}") as channel:

@@ -254,7 +254,7 @@ async def test_a_node_for_development_serves_clients_with_tls_and_without(tmp_pa
         without = await ending.enter_async_context(grpc.aio.insecure_channel(node.gateway.address))
         consumer = await ending.enter_async_context(mq.consumer("orders", "G"))
         for channel, body in ((with_tls, b"sealed"), (without, b"in the open")):
-            stub = GatewayStub(MessagingServiceStub(channel), node.gateway._server, mq)
+            stub = GatewayStub(MessagingServiceStub(channel), node.gateway.server, mq)
             assert (await stub.send(message("orders", body))).status.code == api.OK
             assert (await anext(consumer)).body == body
 

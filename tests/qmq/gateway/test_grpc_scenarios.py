@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
 
@@ -89,7 +90,7 @@ async def test_a_delayed_message_is_received_within_two_seconds_of_its_time() ->
 
 
 async def test_a_delayed_message_is_recalled(gateway: GatewayStub) -> None:
-    due_ms = int(gateway.mq._now_ns() // 1_000_000) + 3_600_000
+    due_ms = time.time_ns() // 1_000_000 + 3_600_000
     sent = message("orders", kind=api.DELAY, due_ms=due_ms)
     receipt = (await gateway.send(sent)).entries[0]
     request = calls.RecallMessageRequest(topic=api.Resource(name="orders"), recall_handle=receipt.recall_handle)

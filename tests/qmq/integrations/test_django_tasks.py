@@ -113,7 +113,8 @@ def test_a_task_that_raises_has_failed_with_its_traceback(tasks: Any, worker: No
 def test_a_task_whose_result_is_not_json_has_failed(tasks: Any, worker: None) -> None:
     result = finished(tasks.returns_no_json.enqueue())
     assert result.status == "FAILED"
-    assert result._return_value is None
+    with pytest.raises(ValueError, match="Task failed"):
+        _ = result.return_value
     assert result.errors[0].exception_class is TypeError
     assert "Unsupported type" in result.errors[0].traceback
 

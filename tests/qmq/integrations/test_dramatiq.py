@@ -282,8 +282,8 @@ def test_a_broker_made_before_a_fork_works_in_the_child(broker: DramatiqBroker) 
     append = actor(broker, print)
     append.send()
     before = broker.link
-    broker.link._process = os.getpid() + 1  # as a child sees what its parent opened
+    broker.link.process = os.getpid() + 1  # as a child sees what its parent opened
     append.send()
     assert broker.link is not before
-    before._process = os.getpid()
+    before.process = os.getpid()
     before.close()

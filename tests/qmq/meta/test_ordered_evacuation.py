@@ -93,7 +93,7 @@ async def test_a_subject_that_is_fenced_by_majority_stays(it: Setting) -> None:
     await it.world.lose_master("a")
     await it.look()
     await it.look(after_ms=PATIENCE_MS)
-    assert it.evacuation._moving == {}
+    assert it.evacuation.moving == {}
 
 
 async def test_with_no_group_left_to_go_to_nothing_is_moved(it: Setting) -> None:
@@ -102,7 +102,7 @@ async def test_with_no_group_left_to_go_to_nothing_is_moved(it: Setting) -> None
         await it.world.lose_master(group)
     await it.look()
     await it.look(after_ms=PATIENCE_MS)
-    assert it.evacuation._moving == {}
+    assert it.evacuation.moving == {}
     assert it.groups() == ["a", "b", "a", "b"]
 
 
@@ -112,12 +112,12 @@ async def test_only_the_leader_moves_and_only_by_a_fresh_view(it: Setting) -> No
     it.controller.leader.is_leader = False
     await it.look()
     await it.look(after_ms=PATIENCE_MS)
-    assert it.evacuation._moving == {}
+    assert it.evacuation.moving == {}
     it.controller.leader.is_leader = True
     await it.look()
     it.clock.now_ms += 60_000
     it.evacuation.look()
-    assert it.evacuation._moving == {}
+    assert it.evacuation.moving == {}
 
 
 async def test_a_group_that_has_not_come_since_the_metaserver_began_is_not_lost(it: Setting, caplog: pytest.LogCaptureFixture) -> None:
@@ -149,7 +149,7 @@ async def test_a_masters_key_that_outlived_its_master_proves_nothing(it: Setting
     await it.world.lose_master("a")
     await it.look()
     await it.look(after_ms=PATIENCE_MS)
-    assert it.evacuation._moving == {}
+    assert it.evacuation.moving == {}
     assert it.groups() == ["a", "b", "a", "b"]
 
 

@@ -160,7 +160,7 @@ async def test_a_replica_without_its_schedule_gives_the_mastership_to_one_that_h
 ) -> None:
     async with without_a_beginning(tmp_path) as (cluster, mq, victim):
         node = delay_node(delay_config(tmp_path, victim, SHORT), cluster.store)
-        monkeypatch.setattr(ScheduleTransfer, "_fetch_from_any", _never)
+        monkeypatch.setattr(ScheduleTransfer, "fetch_from_any", _never)
         cluster.nodes[victim] = node
         await node.start()
         before = (await cluster.master()).driver
@@ -183,8 +183,8 @@ async def _never(_: ScheduleTransfer) -> bool:
 async def test_it_leads_without_serving_until_it_has_the_schedule_and_serves_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with without_a_beginning(tmp_path) as (cluster, mq, victim):
         node = delay_node(delay_config(tmp_path, victim, SHORT), cluster.store)
-        fetch = ScheduleTransfer._fetch_from_any
-        monkeypatch.setattr(ScheduleTransfer, "_fetch_from_any", _never)
+        fetch = ScheduleTransfer.fetch_from_any
+        monkeypatch.setattr(ScheduleTransfer, "fetch_from_any", _never)
         monkeypatch.setattr(ScheduleTransfer, "role_changed", lambda _: None)
         cluster.nodes[victim] = node
         await node.start()
@@ -197,7 +197,7 @@ async def test_it_leads_without_serving_until_it_has_the_schedule_and_serves_the
             )
         )
         assert not node.broker.is_serving
-        monkeypatch.setattr(ScheduleTransfer, "_fetch_from_any", fetch)
+        monkeypatch.setattr(ScheduleTransfer, "fetch_from_any", fetch)
         await eventually(lambda: node.broker.is_serving)
         assert sum(cluster.pending(victim).values()) == SENT
         await mq.send("s", b"soon", delay=timedelta(milliseconds=100))

@@ -346,7 +346,7 @@ def test_dispatchers_that_have_nothing_to_do_do_not_gather_for_ever(monkeypatch:
             world.add(f"s{number}")
             dispatcher.put([due(number, f"s{number}")])
             await until(lambda: dispatcher.planned + dispatcher.waiting == 0)
-        assert len(dispatcher._subjects) <= 10
+        assert dispatcher.subjects <= 10
         await dispatcher.stop()
 
     monkeypatch.setattr("qmq.delay.dispatcher.dispatcher.SUBJECTS_MAX", 10)
