@@ -35,7 +35,7 @@ def to_payloads(states: Iterable[Sequence[object]]) -> tuple[list[bytes], int]:
     items: list[msgspec.Raw] = []
     size = count = 0
     for state in states:
-        for item in _items(state):
+        for item in items_of(state):
             if items and size + len(item) > SNAPSHOT_BYTES:
                 payloads.append(msgspec.msgpack.encode(items))
                 items, size = [], 0
@@ -45,7 +45,8 @@ def to_payloads(states: Iterable[Sequence[object]]) -> tuple[list[bytes], int]:
     return [*payloads, msgspec.msgpack.encode(items)], count
 
 
-def _items(state: Sequence[object]) -> Iterator[bytes]:
+def items_of(state: Sequence[object]) -> Iterator[bytes]:
+    """A state as the items of a snapshot: one, or the pieces of a long one."""
     data = msgspec.msgpack.encode(state)
     if len(data) <= STATE_BYTES_MAX:
         yield data

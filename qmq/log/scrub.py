@@ -68,7 +68,7 @@ class Scrubber:
             try:
                 found = self._scrub_segment(segments, until - self.bytes_read)
             except _Gone:
-                self._find_place(segments)
+                self.find_place(segments)
                 return None
             if found is not None:
                 return found
@@ -81,7 +81,7 @@ class Scrubber:
         self.rounds += self.log == 0
         return self.log != 0
 
-    def _find_place(self, segments: Segments) -> None:
+    def find_place(self, segments: Segments) -> None:
         """After a cut the scrubber's position may be inside an entry: go back to the beginning of the segment."""
         self._cuts[self.log] = segments.cuts
         self.position = segments.base_of(max(self.position, segments.local_start))

@@ -24,7 +24,7 @@ ANSWERS = {
 
 def test_every_kind_of_frame_that_may_be_sent_has_its_operations() -> None:
     assert set(access.FRAME_OPERATIONS) == set(FrameKind) - ANSWERS
-    assert set(connection._HANDLERS) <= set(access.FRAME_OPERATIONS)
+    assert set(connection.HANDLERS) <= set(access.FRAME_OPERATIONS)
 
 
 def test_every_rpc_has_its_operations() -> None:

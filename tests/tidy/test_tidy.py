@@ -62,6 +62,29 @@ def test_names_of_tests_are_short_enough_to_read() -> None:
     assert [f"{name(path)}: {each}" for path, each in tests if each.startswith("test_") and len(each) > NAME_CHARS_MAX] == []
 
 
+SIMULATORS = re.compile(r"tests/(sim|ordersim|delaysim|specs)/|tests/.*/bugs")
+"""Subclasses of the product that plant bugs, or record its steps."""
+OF_NAMED_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
+OF_LIBRARIES = {"_exit", "_outer_config", "_build_fastdepends_model", "_protected_args"}
+"""Of the module os, FastStream and click."""
+
+
+def is_private(node: ast.AST) -> bool:
+    """Whether it takes a private attribute of anything but `self`, `cls` or `super()`."""
+    if not isinstance(node, ast.Attribute) or not re.match(r"_(?!_)", node.attr) or node.attr in OF_NAMED_TUPLES | OF_LIBRARIES:
+        return False
+    owner = node.value.func if isinstance(node.value, ast.Call) else node.value
+    return getattr(owner, "id", "") not in ("self", "cls", "super")
+
+
+def test_tests_touch_no_private_attribute() -> None:
+    """A test says a promise through what anybody may ask, or through its effect. So a helper of tests names in public what they use."""
+    paths = [path for path in SOURCES if name(path).startswith("tests/") and not SIMULATORS.match(name(path))]
+    found = [f"{name(path)}:{node.lineno}: {ast.unparse(node)}" for path in paths for node in nodes(path) if is_private(node)]
+    assert len(paths) > 500
+    assert found == []
+
+
 FACES = ("qmq/__init__.py", "qmq/sql/__init__.py", "qmq/testing/__init__.py", "qmq/metrics/__init__.py", "spark/pyspark_qmq/__init__.py")
 """The modules that applications import. The names in their `__all__` are public."""
 

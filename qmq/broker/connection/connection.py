@@ -239,7 +239,7 @@ class DataConnection(Flushable):
         if not self.has_said_hello:
             self._hello(each)
             return
-        handle = _HANDLERS.get(each.kind)
+        handle = HANDLERS.get(each.kind)
         if handle is None:
             raise ProtocolViolation(f"a client does not send frames of kind {each.kind}")
         if each.kind in _ACTING:
@@ -498,7 +498,7 @@ _ACTING: Final = frozenset(
     {FrameKind.ATTACH, FrameKind.PULL, FrameKind.SETTLE, FrameKind.LANE_ATTACH, FrameKind.LANE_PULL, FrameKind.LANE_SETTLE}
 )
 """Requests that add actions. Heartbeats add none, and those of DETACH are bounded by the sessions."""
-_HANDLERS: Final[dict[int, Callable[[DataConnection, Frame], None]]] = {
+HANDLERS: Final[dict[int, Callable[[DataConnection, Frame], None]]] = {
     FrameKind.PRODUCE: DataConnection._produce,
     FrameKind.PRODUCE_FAST: DataConnection._produce_fast,
     FrameKind.PRODUCE_FLUSHED: DataConnection._produce_flushed,

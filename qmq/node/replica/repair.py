@@ -53,7 +53,7 @@ ASK_BYTES: Final = MIB
 """The bytes of one answer. A larger hole takes several answers."""
 HOLE_BYTES_MAX: Final = 4 * BATCH_BYTES_MAX
 """A larger hole is not repaired entry by entry: copying the whole log from another replica is quicker."""
-_NAMES: Final = ("message", "action")
+NAMES: Final = ("message", "action")
 _MAGIC_BYTES: Final = MAGIC.to_bytes(4, "little")
 
 Knows = Callable[[int], int]
@@ -128,7 +128,7 @@ async def ask(
                     "the entries of replica %s at %d of the %s log belong to another history and cannot repair this log",
                     name.replica,
                     damage.position,
-                    _NAMES[damage.log],
+                    NAMES[damage.log],
                 )
     return None
 
@@ -247,9 +247,9 @@ def mend(segments: Segments, damage: LogDamaged, data: bytes, knows: Knows = _kn
             begin = (entries := list(part))[0].position - damage.position
             segments.mend(entries[0].position, data[begin : begin + sum(each.envelope.total_bytes for each in entries)])
     except OSError as cause:  # no acknowledgement depends on the repair: the broker continues, and tries again
-        log.error("writing the repaired %d bytes of the %s log at %d failed: %s", size, _NAMES[damage.log], damage.position, cause)
+        log.error("writing the repaired %d bytes of the %s log at %d failed: %s", size, NAMES[damage.log], damage.position, cause)
         return False
-    log.warning("repaired %d bytes of the %s log at %d from another replica", size, _NAMES[damage.log], damage.position)
+    log.warning("repaired %d bytes of the %s log at %d from another replica", size, NAMES[damage.log], damage.position)
     return True
 
 
@@ -275,7 +275,7 @@ async def repair_folder(
 ) -> bool:
     """Repair a store that cannot be opened; its folder must not be in use."""
     disk = disk or Disk()
-    segments = Segments(disk, folder / _NAMES[damage.log], segment_bytes)
+    segments = Segments(disk, folder / NAMES[damage.log], segment_bytes)
     knows = _history(folder, disk)
     try:
         data = await ask(addresses, damage, lambda found: find_hole(segments, damage, found, knows) is not None, network)

@@ -160,14 +160,17 @@ async def test_messages_of_a_silent_consumer_go_to_the_others_when_its_lease_end
         held = await silent.pull(20)
         session = silent.attachments[0].session
         assert session is not None
-        call = session.connection.call
+        call, may_beat = session.connection.call, asyncio.Event()
 
         async def call_without_heartbeats(kind: FrameKind, *args: Any, **options: Any) -> Any:
-            return await (asyncio.Event().wait() if kind == FrameKind.HEARTBEAT else call(kind, *args, **options))
+            if kind == FrameKind.HEARTBEAT:
+                await may_beat.wait()
+            return await call(kind, *args, **options)
 
         monkeypatch.setattr(session.connection, "call", call_without_heartbeats)
         again = await collect(other.consumer("s", "g", lease_ms=1000), 20)
         assert {message.attempt for message in again} == {2}
+        may_beat.set()
         with pytest.raises(StaleDelivery, match="another consumer"):
             await held.ack_sync()
 

@@ -106,13 +106,13 @@ async def test_an_exception_is_raised_where_the_message_was_published(memory: Pl
 async def test_only_inside_the_test_a_broker_does_without_its_node(node: Place) -> None:
     broker = node.broker()
     await broker.start()
-    producer, client = broker._producer, broker.config.client
+    producer, client = broker.config.broker_config.producer, broker.config.client
     async with TestQmqBroker(broker, connect_only=False):
-        assert all(isinstance(each, Mock) for each in (broker.start, broker.stop, broker._connect))
-        assert isinstance(broker._producer, MemoryProducer)
+        assert all(isinstance(each, Mock) for each in (broker.start, broker.stop))
+        assert isinstance(broker.config.broker_config.producer, MemoryProducer)
         assert broker.config.client is not client
-    assert not any(isinstance(each, Mock) for each in (broker.start, broker.stop, broker._connect))
-    assert (broker._producer, broker.config.client) == (producer, client)
+    assert not any(isinstance(each, Mock) for each in (broker.start, broker.stop))
+    assert (broker.config.broker_config.producer, broker.config.client) == (producer, client)
     assert await broker.ping(60)
     await broker.stop()
 
@@ -135,7 +135,7 @@ async def test_with_a_real_node_mocks_show_what_came_over_it(node: Place, subjec
 
     own, test = list(broker.subscribers), TestQmqBroker(broker, with_real=True, connect_only=False)
     async with test:
-        assert not any(isinstance(each, Mock) for each in (broker.start, broker.stop, broker._connect))
+        assert not any(isinstance(each, Mock) for each in (broker.start, broker.stop))
         made, client = [each for each in broker.subscribers if each not in own], broker.config.client
         assert [each.running for each in made] == [True, True]
         await broker.publish("hello", subject)

@@ -356,11 +356,11 @@ def without_parked(state: list[Any]) -> LaneShare:
     return FROM_STATE([*state[:4], {}, *state[5:]])
 
 
-ITEMS = opening_snapshots._items
+ITEMS = opening_snapshots.items_of
 FROM_STATE = LaneShare.from_state
 BUGS: dict[str, tuple[Any, str, Any]] = {
     "cut a snapshot by its states, not by their bytes": (stores, "to_payloads", by_count),
-    "leave a piece of a long state out": (opening_snapshots, "_items", without_the_second),
+    "leave a piece of a long state out": (opening_snapshots, "items_of", without_the_second),
     "read a group's state without what is parked": (LaneShare, "from_state", staticmethod(without_parked)),
     "begin a log with a part of a snapshot": (retention, "_may_begin", lambda _, kept_from: kept_from),
 }

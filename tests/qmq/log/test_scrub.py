@@ -231,7 +231,7 @@ def test_a_place_that_was_found_in_the_middle_of_a_cut_is_ignored(tmp_path: Path
     last = log.bases[-1]
     while scrubber.position < last:
         assert scrubber.slice(300) is None
-    disk.in_the_middle.append(lambda: scrubber._find_place(log))
+    disk.in_the_middle.append(lambda: scrubber.find_place(log))
     follower.truncate(slave, 0)
     feed_all(second.store, slave)
     flush(slave)

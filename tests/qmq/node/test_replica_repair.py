@@ -82,7 +82,7 @@ def entries(store: Store, log: int) -> list[Entry]:
 
 def spoil(folder: Path, log: int, position: int, size: int = 1) -> None:
     """Flip bits in a closed or open store's file."""
-    path = max(each for each in (folder / repair._NAMES[log]).iterdir() if int(each.stem) <= position)
+    path = max(each for each in (folder / repair.NAMES[log]).iterdir() if int(each.stem) <= position)
     at = position - int(path.stem)
     with path.open("r+b") as file:
         file.seek(at)
