@@ -3,9 +3,9 @@
 Each row runs on its own node, and the client's parts run in separate processes. A row has the rate, and the CPU time a message of the
 client and of the node. CPU time says more than the rate where the machine is shared.
 
-`scripts/bench --only everyday` measures all rows in turn. `python scripts/bench/everyday.py --against PATH` measures this checkout and
-the one at PATH alternately, and prints the medians side by side; `--row` chooses rows by a part of their names, and with `--fast` the
-clients run by `qmq.run`. With `--awake` no processor sleeps meanwhile (docs/BENCH.md).
+`scripts/bench everyday` measures them. With `--against PATH` it measures this checkout and the one at PATH alternately, and prints the
+medians side by side; `--row` chooses rows by a part of their names, and with `--fast` the clients run by `qmq.run`. With `--awake` no
+processor sleeps meanwhile (docs/BENCH.md).
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import qmq
-from bench.limit import cpu_s
-from bench.processes import Node, together
+from bench.processes import SUBJECT, Figures, Node, cpu_s, together
 from qmq.model import Order, SubjectConfig
 
-SUBJECT, GROUP = "bench", "g"
+GROUP: Final = "g"
 TASKS: Final = 256
 KEYS: Final = 1_000
 PARTITIONS: Final = 4
 WARM: Final = 500
+HERE: Final = Path(__file__).resolve().parents[1]
 FAST: Final = "QMQ_BENCH_FAST"
 """The environment variable by which the client's processes learn that `qmq.run` runs them."""
 FIRST: Final = b"first"
@@ -393,7 +394,7 @@ async def _create_ordered(address: str, partitions: int) -> None:
         await mq.metadata.create_subject(config, partitions=partitions)
 
 
-def measured(row: Row, count: int) -> dict[str, float]:
+def measured(row: Row, count: int) -> Figures:
     """Measure one row on a new node. The client's CPU time is the sum over its processes."""
     node = Node("--no-delay")
     try:
@@ -401,12 +402,12 @@ def measured(row: Row, count: int) -> dict[str, float]:
             asyncio.run(_create_ordered(node.address, row.partitions))
         if row.before is not None:
             together((row.before, node.address, count, row.size), entry=_in_process)
-        before_s = cpu_s(node.process.pid)
+        before_s = cpu_s(node.pid)
         jobs = [(row.work, node.address, count // row.processes if row.processes == 1 else count, row.size)] * row.processes
         if row.beside is not None:
             jobs.append((row.beside, node.address, count, row.size))
         found = together(*jobs, entry=_in_process, core_part=row.core_part)
-        node_s = cpu_s(node.process.pid) - before_s
+        node_s = cpu_s(node.pid) - before_s
     finally:
         node.stop()
     begin = max(each.begin for each in found[-1:]) if row.beside is not None else min(each.begin for each in found)
@@ -421,11 +422,6 @@ def measured(row: Row, count: int) -> dict[str, float]:
     return figures | {name: value for name, value in found[0].more.items() if name != "messages"}
 
 
-def scenarios(scale: float) -> dict[str, Callable[[], dict[str, float]]]:
-    """The rows by name, for scripts/bench."""
-    return {row.name: lambda row=row: measured(row, _scaled(row, scale)) for row in ROWS}  # type: ignore[misc]
-
-
 def _scaled(row: Row, scale: float) -> int:
     return max(int(row.count * scale) // 1000 * 1000, 2000)
 
@@ -433,20 +429,22 @@ def _scaled(row: Row, scale: float) -> int:
 # --- two checkouts side by side ------------------------------------------------------------------------------------------
 
 
-def _child(tree: Path, row: Row, scale: float) -> dict[str, float]:
-    """Measure one row with the code of a checkout."""
-    parts = (tree, tree / "coordination", tree / "replication", tree / "ordering", tree / "spark")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, parts))}
-    command = [sys.executable, __file__, "--one", row.name, "--scale", str(scale)]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True, cwd=tree)
-    found: dict[str, float] = json.loads(done.stdout)
+def _child(tree: Path, row: Row, scale: float) -> Figures:
+    """Measure one row with the code of a checkout, but with this program, which is found first: in a folder that has nothing else."""
+    with tempfile.TemporaryDirectory(prefix="qmq-bench-") as folder:
+        Path(folder, "bench").symlink_to(HERE / "bench")
+        parts = (folder, tree, tree / "coordination", tree / "replication", tree / "ordering", tree / "spark")
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, parts))}
+        command = [sys.executable, "-m", "bench", "everyday", "--one", row.name, "--scale", str(scale)]
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True, cwd=folder)
+    found: Figures = json.loads(done.stdout)
     return found
 
 
 def _compare(trees: list[Path], rows: list[Row], runs: int, scale: float) -> None:
     """Alternate between the checkouts, and which of them is first. Print medians and ratios."""
     for row in rows:
-        found: list[list[dict[str, float]]] = [[] for _ in trees]
+        found: list[list[Figures]] = [[] for _ in trees]
         for run in range(runs):
             for at in sorted(range(len(trees)), reverse=run % 2 == 1):
                 found[at].append(_child(trees[at], row, scale))
@@ -479,8 +477,8 @@ def _awake() -> Iterator[None]:
             each.join()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(words: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser("scripts/bench everyday", description=__doc__.splitlines()[0])
     parser.add_argument("--against", type=Path, help="another checkout, measured alternately with this one")
     parser.add_argument("--row", action="append", default=[], help="a part of a row's name; several may be given")
     parser.add_argument("--runs", type=int, default=5)
@@ -488,18 +486,13 @@ def main() -> None:
     parser.add_argument("--fast", action="store_true", help="run the clients by qmq.run in the place of asyncio.run")
     parser.add_argument("--awake", action="store_true", help="keep the processors awake by processes of the lowest priority")
     parser.add_argument("--one", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
+    asked = parser.parse_args(words)
     if asked.fast:
         os.environ[FAST] = "1"
     if asked.one:
         row = next(each for each in ROWS if each.name == asked.one)
         print(json.dumps(measured(row, _scaled(row, asked.scale))))
         return
-    here = Path(__file__).resolve().parent.parent
     rows = [row for row in ROWS if not asked.row or any(part in row.name for part in asked.row)]
     with _awake() if asked.awake else nullcontext():
-        _compare([here, *([asked.against.resolve()] if asked.against else [])], rows, asked.runs, asked.scale)
-
-
-if __name__ == "__main__":
-    main()
+        _compare([HERE, *([asked.against.resolve()] if asked.against else [])], rows, asked.runs, asked.scale)

@@ -1,7 +1,7 @@
 """Measures the cost of waiting for the disk: groups of one and three replicas on a disk whose fdatasync takes a given time.
 
-    .venv/bin/python scripts/bench/flush.py                                  modes of this tree
-    .venv/bin/python scripts/bench/flush.py --tree OTHER --modes async       another tree's servers, to compare with
+    scripts/bench flush                                  modes of this tree
+    scripts/bench flush --tree OTHER --modes async       another tree's servers, to compare with
 
 A library, compiled here and preloaded (LD_PRELOAD), replaces the servers' fdatasync by a sleep, so that the variance of the real disk is
 not measured. Writes are real. etcd is a static program and not affected. Modes: async, flushed (async, and the measured producer has
@@ -16,13 +16,13 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final
 
 import qmq
-from bench.group import ReplicaSet
+from bench.processes import SUBJECT, ReplicaSet
 
 _SHIM: Final = """
 #define _GNU_SOURCE
@@ -43,8 +43,8 @@ RATE: Final = 1_000
 SENDERS: Final = 256
 
 
-def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(words: Sequence[str]) -> None:
+    options = argparse.ArgumentParser("scripts/bench flush", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--modes", default="async,flushed,sync")
     options.add_argument("--delays-us", default="100,1000,5000", help="-1: the real disk.")
     options.add_argument("--replicas", default="1,3")
@@ -52,11 +52,12 @@ def main() -> None:
     options.add_argument("--tree", type=Path, help="Run the servers of this tree.")
     options.add_argument("--seconds", type=float, default=1.0, help="Of each measurement.")
     options.add_argument("--rounds", type=int, default=3)
-    given = options.parse_args()
+    given = options.parse_args(words)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LD_PRELOAD"] = str(_compiled(Path(folder)))
         if given.tree is not None:
             os.environ["PYTHONPATH"] = ":".join(str(given.tree / each) for each in ("", "replication", "coordination", "ordering"))
+            os.environ["PYTHONSAFEPATH"] = "1"  # with `-m` Python looks into the working folder first, which is this tree
         print("| replicas | fdatasync ms | mode | one awaiting sender /s | p50 / p99 ms at 1,000/s | 256 senders /s |")
         print("|---|---|---|---|---|---|", flush=True)
         for count in map(int, given.replicas.split(",")):
@@ -87,7 +88,7 @@ def _measured(count: int, mode: str, given: Any) -> str:
 
 async def _measure(address: str, acks: str, seconds: float, rounds: int) -> str:
     async with qmq.connect(address) as mq:
-        producer = mq.producer("bench", acks=acks)
+        producer = mq.producer(SUBJECT, acks=acks)
 
         async def send() -> None:
             await producer.send(b"x" * 100)
@@ -127,7 +128,3 @@ async def _paced(send: Callable[[], Any], seconds: float) -> list[float]:
         tasks.append(asyncio.create_task(one(due)))
     await asyncio.gather(*tasks)
     return took
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Figures of the RocketMQ gateway: messages a second and latency with RocketMQ's own clients, beside RocketMQ 5's broker and proxy.
 
-    .venv/bin/python scripts/bench/gateway.py [--count N] [--runs N]
+    scripts/bench gateway [--count N] [--runs N]
 
 Needs scripts/rocketmq_clients --servers. Every scenario runs at one gateway process and at RocketMQ's proxy in turn, with the same client
 program. CPU time is that of each process: the gateway (or proxy), the node (or broker), and the client.
@@ -16,14 +16,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bench.processes import Node
+from bench.processes import Node, cpu_s
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
-from system.gateway_processes import PROGRAMS, Gateway, Load, RocketMQ, cpu_s
+from system.gateway_processes import PROGRAMS, Gateway, Load, RocketMQ
 
 ROOM_S: Final = 20
 TOPICS: Final = {100: "bench", 1_000: "bench-large"}
@@ -105,16 +106,16 @@ def _clients_cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__)
+def main(words: Sequence[str]) -> None:
+    arguments = argparse.ArgumentParser("scripts/bench gateway", description=__doc__)
     arguments.add_argument("--count", type=int, default=20_000)
     arguments.add_argument("--runs", type=int, default=3)
     arguments.add_argument("--json", action="store_true")
-    chosen = arguments.parse_args()
+    chosen = arguments.parse_args(words)
     node, rocketmq = Node(), RocketMQ(*TOPICS.values())
     gateway = Gateway(node.address)
     places = [
-        Place("QMQ", gateway.address, gateway.process.pid, node.process.pid),
+        Place("QMQ", gateway.address, gateway.process.pid, node.pid),
         Place("RocketMQ", rocketmq.address, rocketmq.processes[-1].pid, rocketmq.processes[1].pid),
     ]
     results: dict[str, dict[str, dict[str, float]]] = {}
@@ -139,7 +140,3 @@ def main() -> None:
         gateway.stop()
         rocketmq.stop()
         node.stop()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Tasks a second of Celery, Dramatiq and Taskiq on QMQ, beside Redis and RabbitMQ where the framework has them.
 
-    .venv/bin/python scripts/bench/integrations.py [--count N] [--runs N] [--only celery,dramatiq,taskiq]
+    scripts/bench integrations [--count N] [--runs N] [--only celery,dramatiq,taskiq]
 
 One process sends tasks that do nothing, one at a time; then one worker with one thread runs them all. The places of a framework take
 turns, each run has its own queue, and the figures are medians. Each setting is the framework's default, without results: Celery
@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -143,7 +143,7 @@ FRAMEWORKS: Final = {"celery": celery, "dramatiq": dramatiq, "taskiq": taskiq}
 
 def program(framework: str, role: str, place: str, address: str, queue: str, count: int) -> dict[str, float]:
     """Run a role in a separate process. Returns what the process measured."""
-    command = [sys.executable, __file__, "--role", role, framework, place, address, queue, str(count)]
+    command = [sys.executable, "-m", "bench", "integrations", "--role", role, framework, place, address, queue, str(count)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if not lines:
@@ -161,13 +161,15 @@ def turn(framework: str, place: str, server: Server, count: int) -> dict[str, fl
     return told | {"server cpu_us": (server.cpu_s() - cpu_s) / count * 1e6}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(words: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(
+        "scripts/bench integrations", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=5_000)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--only", default=",".join(FRAMEWORKS))
     parser.add_argument("--role", nargs=6, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     if options.role:
         role, framework, place, address, queue, count = options.role
         FRAMEWORKS[framework](role, place, address, queue, int(count))
@@ -195,7 +197,3 @@ def main() -> None:
         cpus = " | ".join(f"{middle[name]:,.0f} µs" for name in ("send cpu_us", "work cpu_us", "server cpu_us"))
         print(f"| {framework} | {place} | {rates} | {cpus} |")
     print(f"{options.runs} runs of {options.count:,} tasks; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
-
-
-if __name__ == "__main__":
-    main()

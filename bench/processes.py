@@ -1,26 +1,97 @@
-"""The processes of a benchmark: a node, and jobs that each run in another process with a fast event loop."""
+"""The processes of a benchmark: nodes, groups of replicas, and jobs that each run in another process; their CPU time and how it is limited.
+
+A watcher stops a limited process (SIGSTOP) while it has used more than its part of a core. A machine with few cores shows in this way what
+more processes give as long as there are cores for them.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing as mp
+import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 import traceback
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from bench.limit import limited
+import qmq
 
 try:
     from qmq.process.event_loop import calm_collector, keep_freed_memory
 except ImportError:  # an older checkout, measured beside this one
     from qmq.process_tuning import calm_collector, keep_freed_memory  # type: ignore[import-not-found, no-redef]
+
+SUBJECT: Final = "bench"
+BATCH: Final = 1_000
+TICK_S: Final = 0.005
+BURST_S: Final = 0.02
+"""The CPU time that a limited process may use at once after it has rested."""
+
+Figures = dict[str, float]
+
+
+# --- CPU time and memory -------------------------------------------------------------------------------------------------
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of a process with all its threads, by the kernel's clock of that process, in nanoseconds (clock_getcpuclockid)."""
+    return time.clock_gettime(~pid << 3 | 2)
+
+
+def resident_mib(pid: int) -> float:
+    """The resident memory of a process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+
+@dataclass(slots=True)
+class Allowance:
+    """The CPU time that a limited process may still use: it gains `core_part` of each second, up to BURST_S. Pure."""
+
+    core_part: float
+    now: float
+    used_s: float
+    left_s: float = 0.0
+
+    def may_run(self, now: float, used_s: float) -> bool:
+        """Whether the process may run on, if it has used so much CPU time since its start."""
+        self.left_s = min(self.left_s + (now - self.now) * self.core_part, BURST_S) - (used_s - self.used_s)
+        self.now, self.used_s = now, used_s
+        return self.left_s > 0
+
+
+@contextmanager
+def limited(pids: Sequence[int], core_part: float) -> Iterator[None]:
+    """Let each process use only a part of a core."""
+    over = threading.Event()
+
+    def watch() -> None:
+        allowances = {pid: Allowance(core_part, time.monotonic(), cpu_s(pid)) for pid in pids}
+        while not over.wait(TICK_S):
+            for pid, allowance in allowances.items():
+                os.kill(pid, signal.SIGCONT if allowance.may_run(time.monotonic(), cpu_s(pid)) else signal.SIGSTOP)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+# --- servers -------------------------------------------------------------------------------------------------------------
 
 
 class Node:
@@ -31,14 +102,10 @@ class Node:
         ports = ("--port", "0", "--data-port", "0", "--control-port", "0", "--console", "off")
         command = [sys.executable, "-m", "qmq.cli", "dev", "--data", str(self.data), *ports, *options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.pid = self.process.pid
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         self.address = line.split("ready at ")[1].split()[0]
-
-    def resident_mib(self) -> float:
-        """The resident memory of the process."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(status.split("VmRSS:")[1].split()[0]) / 1024
 
     def stop(self, *, keep: bool = False) -> None:
         """Stop the process and delete its data."""
@@ -46,6 +113,65 @@ class Node:
         self.process.wait()
         if not keep:
             shutil.rmtree(self.data)
+
+
+class ReplicaSet:
+    """`count` replicas of each of `groups` broker groups (g, h, ...), with etcd and a metaserver: processes on free loopback ports, without
+    pauses, ready when made.
+    """
+
+    def __init__(self, count: int, *options: str, groups: int = 1) -> None:
+        # Not above: everyday.py runs this module with older checkouts, too, which have it elsewhere.
+        from qmq_coordination.etcd.process import EtcdProcess, free_ports
+
+        self.folder = Path(tempfile.mkdtemp(prefix="qmq-bench-"))
+        self._options = options
+        self.groups = {group: [f"{group}{number}" for number in range(count)] for group in "ghijkl"[:groups]}
+        self.names = [name for names in self.groups.values() for name in names]
+        count = len(self.names)
+        ports = free_ports(2 * count + 1)
+        self.address = f"127.0.0.1:{ports[-1]}"
+        self.control = {name: f"127.0.0.1:{ports[2 * at + 1]}" for at, name in enumerate(self.names)}
+        self._ports = {name: (ports[2 * at], ports[2 * at + 1]) for at, name in enumerate(self.names)}
+        self.etcd = EtcdProcess(self.folder / "etcd")
+        self.etcd.start()
+        self.processes: dict[str, subprocess.Popen[str]] = {}
+        for name in self.names:
+            self.start(name)
+        self.processes["meta"] = self._run("meta", "--port", str(ports[-1]))
+
+    def start(self, name: str) -> None:
+        """Start a replica, and wait until it is ready."""
+        data, control = self._ports[name]
+        place = ("--group", name[0], "--replica", name, "--replicas", ",".join(self.groups[name[0]]), "--data", str(self.folder / name))
+        ports = ("--data-port", str(data), "--control-port", str(control))
+        self.processes[name] = self._run("broker", *place, *ports, *self._options)
+
+    def _run(self, *words: str) -> subprocess.Popen[str]:
+        endpoint = self.etcd.endpoint.removeprefix("http://")
+        process = subprocess.Popen([sys.executable, "-m", "qmq.cli", *words, "--etcd", endpoint], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        if "is ready" not in process.stdout.readline():
+            raise SystemExit(f"{words[0]} did not start")
+        return process
+
+    def kill(self, name: str) -> None:
+        _kill(self.processes.pop(name))
+
+    def stop(self) -> None:
+        """Stop all processes, and delete their data."""
+        for process in self.processes.values():
+            _kill(process)
+        self.etcd.stop()
+        shutil.rmtree(self.folder)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    with process:  # closes its output
+        process.kill()
+
+
+# --- jobs ----------------------------------------------------------------------------------------------------------------
 
 
 def in_loop(work: Callable[..., Any], *words: Any) -> Any:
@@ -98,3 +224,13 @@ def together(
     for child in children:
         child.join()
     return found
+
+
+async def fill(address: str, count: int, size: int) -> None:
+    """Send whole batches to SUBJECT."""
+    async with qmq.connect(address) as mq, mq.producer(SUBJECT) as producer:
+        bodies = [os.urandom(size) for _ in range(BATCH)]
+        for _ in range(count // BATCH):
+            producer.send_many(bodies)
+            await (producer.drain() if producer.full else asyncio.sleep(0))
+        await producer.flush()

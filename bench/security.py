@@ -1,6 +1,6 @@
 """Measures the cost of TLS and access rules: two nodes run side by side, and three forms are measured in alternation.
 
-    .venv/bin/python scripts/bench/security.py [--rounds 5] [--messages 200000] [--forms tls,enforce]
+    scripts/bench security [--rounds 5] [--messages 200000] [--forms tls,enforce]
 
 plain: no TLS, mode off. tls: mutual TLS 1.3, mode off. enforce: the same node with its 200 rules enforced, so that nothing else differs.
 One process is the client. Producer, consumer and node share the machine's cores, so a ratio of rates is a ratio of CPU time. Each round
@@ -11,34 +11,32 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import pairwise
+from operator import truediv
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final, NamedTuple
 
 import qmq
+from bench.processes import BATCH, Figures, Node, cpu_s
 from qmq.security.certificates import create_authority, issue
 
 FORMS: Final = ("plain", "tls", "enforce")
 SIZES: Final = (100, 1024)
 ALONE: Final = 2_000
 RULES: Final = 200
-BATCH: Final = 1_000
 
 
-def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(words: Sequence[str]) -> None:
+    options = argparse.ArgumentParser("scripts/bench security", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--messages", type=int, default=200_000)
     options.add_argument("--forms", default=",".join(FORMS), help="some of them, in this order")
-    given = options.parse_args()
+    given = options.parse_args(words)
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(_measure(Path(folder), given.rounds, given.messages, given.forms.split(",")))
 
@@ -49,8 +47,7 @@ async def _measure(folder: Path, rounds: int, messages: int, forms: Sequence[str
     found: dict[tuple[str, str], list[float]] = {}
     async with AsyncExitStack() as stack:
         nodes = {
-            is_plain: await stack.enter_async_context(_node(folder / f"data{is_plain}", papers, is_plain=is_plain))
-            for is_plain in {form == "plain" for form in forms}
+            is_plain: await stack.enter_async_context(_node(papers, is_plain=is_plain)) for is_plain in {form == "plain" for form in forms}
         }
         for number in range(rounds + 1):
             for form in (*forms[number % len(forms) :], *forms[: number % len(forms)]):
@@ -69,7 +66,7 @@ def _print(found: dict[tuple[str, str], list[float]], forms: Sequence[str]) -> N
     print("|---" * (len(forms) + len(pairs) + 1) + "|")
     for name in dict.fromkeys(name for name, _ in found):
         values = [median(found[name, form]) for form in forms]
-        ratios = [ratio(found[name, one], found[name, other]) for one, other in pairs]
+        ratios = [f"{median(map(truediv, found[name, one], found[name, other])):.2f}" for one, other in pairs]
         cells = [f"{each:,.3g}" if each < 1000 else f"{each:,.0f}" for each in values] + ratios
         print(f"| {name} | " + " | ".join(cells) + " |")
 
@@ -77,12 +74,6 @@ def _print(found: dict[tuple[str, str], list[float]], forms: Sequence[str]) -> N
 def batches(messages: int, size: int) -> int:
     """How many batches of bodies of this size are sent: fewer of large ones, at least one."""
     return max(messages * 100 // (size + 100) // BATCH, 1)
-
-
-def ratio(ones: Sequence[float], others: Sequence[float]) -> str:
-    """The median of the rounds' ratios; a dash without one. The system counts CPU time in 10 ms, so a short round may have taken none."""
-    found = [a / b for a, b in zip(ones, others, strict=True) if b]
-    return f"{median(found):.2f}" if found else "-"
 
 
 _NAMES: Final = (("node", "node", ["127.0.0.1"]), ("bench", "op", []))
@@ -97,35 +88,28 @@ class MeasuredNode(NamedTuple):
     @property
     def cpu_s(self) -> float:
         """The CPU time of the process so far. Other load on the machine affects it less than rates."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_s(self.pid)
 
 
 @asynccontextmanager
-async def _node(data: Path, papers: dict[str, qmq.Tls], *, is_plain: bool) -> AsyncIterator[MeasuredNode]:
-    words = [sys.executable, "-m", "qmq.cli", "dev", "--data", str(data), "--no-delay"]
-    words += [word for port in ("--port", "--data-port", "--control-port") for word in (port, "0")]
-    if not is_plain:
-        own = papers["node"]
-        words += ["--tls-ca", str(own.ca), "--tls-cert", str(own.cert), "--tls-key", str(own.key)]
-    process = await asyncio.to_thread(subprocess.Popen, words, stdout=subprocess.PIPE, text=True)
+async def _node(papers: dict[str, qmq.Tls], *, is_plain: bool) -> AsyncIterator[MeasuredNode]:
+    own = papers["node"]
+    words = () if is_plain else ("--tls-ca", str(own.ca), "--tls-cert", str(own.cert), "--tls-key", str(own.key))
+    node = await asyncio.to_thread(Node, "--no-delay", *words)
     try:
-        assert process.stdout is not None
-        address = (await asyncio.to_thread(process.stdout.readline)).split(" ready at ")[1].split()[0]
-        async with qmq.connect(address, tls=None if is_plain else papers["bench"]) as mq:
+        async with qmq.connect(node.address, tls=None if is_plain else papers["bench"]) as mq:
             if not is_plain:
                 for kind in ("cluster", "subject", "group"):
                     await mq.access.put_rule("op:bench", [], kind)
                 for number in range(RULES):
                     await mq.access.put_rule(f"app:a{number}", ["produce"], "subject", f"s{number}.*")
-            yield MeasuredNode(mq, process.pid)
+            yield MeasuredNode(mq, node.pid)
     finally:
-        process.terminate()
-        process.wait()
+        await asyncio.to_thread(node.stop)
 
 
-async def _round(node: MeasuredNode, messages: int, name: str) -> dict[str, float]:
-    found, mq = dict[str, float](), node.mq
+async def _round(node: MeasuredNode, messages: int, name: str) -> Figures:
+    found, mq = Figures(), node.mq
     for size in SIZES:
         subject, body = f"{name}-{size}", bytes(size)
         bodies, count = [body] * BATCH, batches(messages, size)
@@ -151,7 +135,3 @@ async def _round(node: MeasuredNode, messages: int, name: str) -> dict[str, floa
     marks: list[Any] = quantiles(took, n=100)
     found["one awaited send, p50 µs"], found["one awaited send, p99 µs"] = marks[49], marks[98]
     return found
-
-
-if __name__ == "__main__":
-    main()

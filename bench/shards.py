@@ -1,7 +1,7 @@
 """What a second shard gives: a node with two shards beside a node with one, in one cluster on this machine (docs/SHARDS.md).
 
-`scripts/bench --only shards` runs it. Shards are processes that share nothing, so a second shard helps as far as there is a core for it. On
-two cores it competes with the clients, which need about as much CPU time as the node. So each row is measured in two ways:
+Shards are processes that share nothing, so a second shard helps as far as there is a core for it. On two cores it competes with the
+clients, which need about as much CPU time as the node. So each row is measured in two ways:
 
 * limited: each process of a node may use only a part of a core, and a watcher stops the process (SIGSTOP) while it has used more. Clients
   are not limited. While "cores used" is less than the number of cores, shards and clients do not compete. The ratio compares rates.
@@ -29,17 +29,13 @@ from qmq_coordination.etcd.process import EtcdProcess
 
 import qmq
 from bench.everyday import FIRST, Measured, Watch, receive_columns
-from bench.limit import cpu_s, limited
-from bench.processes import in_loop, together
+from bench.processes import BATCH, Figures, cpu_s, in_loop, limited, together
 from qmq.model import Order, SubjectConfig
 
 GROUPS: Final = {1: ("one",), 2: ("two.1", "two.2")}
 """The broker groups of the node with so many shards."""
-BATCH: Final = 1_000
 BODIES: Final = [os.urandom(100) for _ in range(BATCH)]
 KEYS: Final = [b"%d" % number for number in range(BATCH)]
-
-Figures = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +214,7 @@ def compared(row: Row, count: int, order: Sequence[int]) -> Figures:
 
 
 def scenarios(scale: float) -> dict[str, Callable[[], Figures]]:
-    """The rows by name, for scripts/bench. Runs alternate between the nodes' orders."""
+    """The rows by name. Runs alternate between the nodes' orders."""
     return {row.name: partial(_run, row, max(int(row.count * scale) // BATCH * BATCH, 2 * BATCH), cycle([(1, 2), (2, 1)])) for row in ROWS}
 
 

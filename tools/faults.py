@@ -27,7 +27,7 @@ from rich.table import Table  # noqa: E402
 from system.group import describe  # noqa: E402
 from system.workload import Workload  # noqa: E402
 
-from bench.group import ReplicaSet  # noqa: E402
+from bench.processes import ReplicaSet  # noqa: E402
 from qmq.proto.v1 import control_pb2 as pb  # noqa: E402
 
 console = Console()

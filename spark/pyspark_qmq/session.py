@@ -91,8 +91,8 @@ SPEED: Final[dict[str, str]] = {
     "spark.driver.extraJavaOptions": "-Darrow.enable_null_check_for_get=false",
     "spark.executor.extraJavaOptions": "-Darrow.enable_null_check_for_get=false",
 }
-"""Settings that make reads and writes faster (`scripts/bench --only spark`). Arrow need not check for nulls, because Spark checks before
-it takes a value."""
+"""Settings that make reads and writes faster (`scripts/bench --peers --row spark`). Arrow need not check for nulls, because Spark checks
+before it takes a value."""
 
 _ELSEWHERE: Final = ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "MASTER")
 """Variables that may name a master, or a file that does."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -12,10 +11,8 @@ from typing import Final
 
 import pytest
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
-
 import qmq
-from bench.group import ReplicaSet
+from bench.processes import ReplicaSet
 from qmq.limits import KIB, MIB
 from qmq.log.segments import segment_name
 from qmq.proto.v1 import control_pb2 as pb
