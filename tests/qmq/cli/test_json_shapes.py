@@ -1,10 +1,15 @@
-"""`--json` of every command has the fields that docs/CLI.md lists: each command is run against a node, and what it prints is compared."""
+"""`--json` of every command has the fields that docs/reference/json.md lists: each command is run against a node.
+
+With `QMQ_WRITE_JSON_FIELDS=1` the test writes the rows of the commands that it runs.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,10 +23,17 @@ from typer.testing import CliRunner
 import qmq.blocking
 from qmq.cli.app import app
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "CLI.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "json.md"
+HEAD = """# JSON of the commands
+
+<!-- Made by tests/qmq/cli/test_json_shapes.py, run with QMQ_WRITE_JSON_FIELDS=1. -->
+
+What `--json` prints ([CLI](../CLI.md#json)). `rows` is an array of objects, `object` is one object, and `lines` is an object per line.
+
+| command | prints | fields |
+|---|---|---|
+"""
 ROWS, OBJECT, LINES = "rows", "object", "lines"
-MAPS = {"headers", "times_ms", "sealed"}
-"""Fields whose value has a key for each of something."""
 NOT_RUN = {
     "qmq backup create": "needs etcd and replicas that write to a store: tests/qmq/backup/test_interrupted_backup.py",
     "qmq backup list": "needs etcd and replicas that write to a store: tests/qmq/backup/test_interrupted_backup.py",
@@ -52,42 +64,36 @@ NOT_RUN = {
 
 ROW = re.compile(r"^\| ((?:`qmq [^`]+`(?:, )?)+) \| (rows|object|lines) \| (.+) \|$", re.MULTILINE)
 """Of the page: commands, kind, fields."""
-FIELD = re.compile(r"`([^`]+)`(?: \(([^)]*)\))?")
-
-Fields = dict[str, set[str]]
-"""Names, each with the names inside of it."""
 
 
 @dataclass
 class Shape:
-    """The shape of a command's output: its kind, and the fields seen."""
+    """The shape of a command's output: its kind, and the fields in the order in which they were seen."""
 
     kind: str
-    fields: Fields = field(default_factory=dict)
-
-    def add(self, value: Mapping[str, Any]) -> None:
-        for name, inner in value.items():
-            within = self.fields.setdefault(name, set())
-            for each in inner if isinstance(inner, list) else [inner]:
-                if isinstance(each, dict) and name not in MAPS:
-                    within |= each.keys()
-
-    def row(self, command: str) -> str:
-        """The line of the page."""
-        inside = {name: f" ({', '.join(f'`{each}`' for each in sorted(inner))})" if inner else "" for name, inner in self.fields.items()}
-        names = ", ".join(f"`{name}`{inner}" for name, inner in inside.items())
-        return f"| `{command}` | {self.kind} | {names} |"
+    fields: dict[str, None] = field(default_factory=dict)
 
 
 def documented() -> dict[str, Shape]:
     """The table of the page. A line may name several commands that print the same."""
     found: dict[str, Shape] = {}
     for names, kind, cells in ROW.findall(PAGE.read_text()):
-        fields = {name: set(re.findall(r"`([^`]+)`", inner)) for name, inner in FIELD.findall(cells)}
         for name in re.findall(r"`([^`]+)`", names):
             assert name not in found, f"{name} is listed twice"
-            found[name] = Shape(kind, fields)
+            found[name] = Shape(kind, dict.fromkeys(re.findall(r"`([^`]+)`", cells)))
     return found
+
+
+def page_of(shapes: Mapping[str, Shape]) -> str:
+    """The page, in which commands that print the same share a line."""
+    names: dict[tuple[str, tuple[str, ...]], list[str]] = defaultdict(list)
+    for name, shape in sorted(shapes.items()):
+        names[shape.kind, tuple(shape.fields)].append(name)
+    return HEAD + "".join(f"| {in_code(same)} | {kind} | {in_code(fields)} |\n" for (kind, fields), same in names.items())
+
+
+def in_code(words: Iterable[str]) -> str:
+    return ", ".join(f"`{each}`" for each in words)
 
 
 def test_the_fields_of_every_command_with_json_are_documented() -> None:
@@ -96,6 +102,7 @@ def test_the_fields_of_every_command_with_json_are_documented() -> None:
     assert found.keys() == with_json
     assert [name for name, shape in found.items() if not shape.fields] == []
     assert NOT_RUN.keys() <= with_json
+    assert page_of(found) == PAGE.read_text()
 
 
 class Walk:
@@ -119,7 +126,7 @@ class Walk:
         shape = self.shapes.setdefault(f"qmq {name}", Shape(kind))
         assert shape.kind == kind, name
         for each in value if isinstance(value, list) else [value]:
-            shape.add(each)
+            shape.fields |= dict.fromkeys(each)
         return value
 
 
@@ -255,11 +262,13 @@ def test_every_command_prints_the_fields_of_the_page(tmp_path: Path) -> None:
     finally:
         node.kill()
     found = documented()
-    wrong = []
-    for name, seen in say.shapes.items():
-        listed = found.get(name)
-        is_same = listed is not None and listed.kind == seen.kind and listed.fields.keys() == seen.fields.keys()
-        if not is_same or any(inner - listed.fields[each] for each, inner in seen.fields.items()):
-            wrong.append(seen.row(name))
-    assert wrong == [], "\n".join(["docs/CLI.md says otherwise:", *wrong])
+    new = {
+        name: seen
+        for name, seen in say.shapes.items()
+        if name not in found or (found[name].kind, found[name].fields) != (seen.kind, seen.fields)
+    }
+    if os.environ.get("QMQ_WRITE_JSON_FIELDS"):
+        PAGE.write_text(page_of(found | new))
+        return
+    assert not new, "run this test with QMQ_WRITE_JSON_FIELDS=1, and look at what changed in docs/reference/json.md"
     assert found.keys() - say.shapes.keys() == NOT_RUN.keys()
