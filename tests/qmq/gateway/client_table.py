@@ -1,4 +1,4 @@
-"""docs/ROCKETMQ_CLIENTS.md: the calls that each of RocketMQ's clients made of a gateway, and the codes of the answers.
+"""docs/reference/rocketmq_clients.md: the calls that each of RocketMQ's clients made of a gateway, and the codes of the answers.
 
 The tests of each client compare its column with the calls that they recorded. With `QMQ_WRITE_CLIENT_TABLE=1` they write the column.
 """
@@ -14,7 +14,7 @@ from typing import Final
 from qmq.gateway.status import AnsweredCall
 from qmq.proto.rocketmq import service_pb2 as calls
 
-PAGE: Final = Path(__file__).parents[3] / "docs" / "ROCKETMQ_CLIENTS.md"
+PAGE: Final = Path(__file__).parents[3] / "docs" / "reference" / "rocketmq_clients.md"
 CLIENTS: Final = {"JAVA": "Java 5.2.0", "PYTHON": "Python 5.1.2", "HTTP": "Node 1.0.8", "RUST": "Rust 5.0.0", "GO": "Go 5.1.4", "": "stub"}
 """By the language that a client's header says: the client, as its registry has it. The stub is RocketMQ's API without a client."""
 COMMANDS: Final = ("Telemetry: settings", "Telemetry: recover_orphaned_transaction_command")
@@ -25,7 +25,7 @@ HEAD: Final = """# Calls of RocketMQ's clients
 
 The calls that each client made of the gateway in the tests, which write this page, and the codes of
 the answers. `-`: the client did not make the call. `MESSAGE_NOT_FOUND`: an empty long poll ended.
-[ROCKETMQ.md](ROCKETMQ.md) says what the calls do.
+[ROCKETMQ](../ROCKETMQ.md) says what the calls do.
 
 """
 
@@ -65,4 +65,4 @@ def check_column(counts: Iterable[AnsweredCall], language: str) -> None:
     if os.environ.get("QMQ_WRITE_CLIENT_TABLE"):
         PAGE.write_text(page_of({**columns, name: seen}))
         return
-    assert columns[name] == seen, "run this test with QMQ_WRITE_CLIENT_TABLE=1, and look at what changed in docs/ROCKETMQ_CLIENTS.md"
+    assert columns[name] == seen, f"run this test with QMQ_WRITE_CLIENT_TABLE=1, and look at what changed in {PAGE}"

@@ -1,4 +1,4 @@
-"""The table of fields in docs/ROCKETMQ_FIELDS.md, held to RocketMQ's API."""
+"""The table of fields in docs/reference/rocketmq_fields.md, held to RocketMQ's API."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from google.protobuf.descriptor import Descriptor
 
 from qmq.proto.rocketmq import definition_pb2, service_pb2
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "ROCKETMQ_FIELDS.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "rocketmq_fields.md"
 
 
 def fields_of(kind: Descriptor) -> list[str]:

@@ -143,7 +143,7 @@ async def test_messages_of_a_group_are_consumed_orderly(gateway: GatewayStub) ->
 
 
 async def test_every_call_is_answered_as_the_page_says(gateway: GatewayStub) -> None:
-    """One call of each, which is the stub's column of docs/ROCKETMQ_CLIENTS.md."""
+    """One call of each, which is the stub's column of docs/reference/rocketmq_clients.md."""
     stub, headers = gateway.stub, gateway.headers
     await test_a_changed_handle_is_valid_and_the_one_before_is_not(gateway)
     await gateway.send(message("letters"))
