@@ -1,9 +1,9 @@
-"""Generates the reference pages: the commands of `qmq`, the dataclasses with server options, and the public names of `qmq`.
+"""Generates the reference pages in docs/reference.
 
-    python tools/reference.py            writes cli.md, configuration.md and api.md in docs/reference
-    python tools/reference.py FOLDER     writes them there
+    python tools/reference.py            writes the pages of `PAGES` there
+    python tools/reference.py FOLDER     writes them to another folder
 
-tests/docs/test_reference.py compares the committed pages with what this writes.
+tests/docs/test_reference.py compares the committed pages with what this writes. Tests write two more: json.md and rocketmq_clients.md.
 """
 
 from __future__ import annotations
@@ -14,12 +14,20 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))  # before tools/, which has a sim.py, too
+
+import ordersim.bugs
+import sim.bugs
+from damage.cells import ENDS, MEANINGS, cells
 from qmq_coordination.broker_groups import DelaySettings
+from rocketmq_fields import FIELDS
+from specs import ordering_traces, replication_traces, test_ordering_traces, test_traces
+from specs.mistakes import ORDERING_MISTAKES, REPLICATION_MISTAKES
 from typer.main import get_command
 
 import qmq
@@ -37,6 +45,9 @@ from qmq.delay.config import DelayConfig
 from qmq.log.log_config import LogConfig
 from qmq.meta.server import MetaConfig
 from qmq.model import GroupSettings, SubjectConfig
+from qmq.node.metrics.serving import figures_by_role
+from qmq.operations.findings import KINDS
+from qmq.sql import dedup_tables, outbox_tables
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
 MADE = "<!-- Made by tools/run reference: change the code, and run that again. -->"
@@ -62,6 +73,7 @@ ROLES = {
     "qmq dev": DevOptions,
 }
 CONFIGURATION = (LogConfig, BrokerConfig, MetaConfig, DelayConfig, DelaySettings, SubjectConfig, GroupSettings)
+DATABASES = {"sqlite": "SQLite", "postgresql": "PostgreSQL", "mysql": "MySQL and MariaDB"}
 
 
 def cell(text: object) -> str:
@@ -284,11 +296,105 @@ def api_page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+# --- tables ------------------------------------------------------------------------------------------------------------
+
+
+def page(title: str, *lines: str) -> str:
+    return "\n".join([f"# {title}", "", MADE, "", *lines]).rstrip() + "\n"
+
+
+def metrics_page() -> str:
+    roles = figures_by_role()
+    figures = {each.name: each for all_of in roles.values() for each in all_of}
+    rows = [
+        (f"`{name}`", each.kind, ", ".join(each.labels), each.meaning, ", ".join(sorted(role for role in roles if each in roles[role])))
+        for name, each in sorted(figures.items())
+    ]
+    about = "[METRICS](../METRICS.md) says how to turn them on, and how to read them."
+    return page("All metrics", about, "", *table(("name", "type", "labels", "meaning", "who has it"), rows))
+
+
+def findings_page() -> str:
+    about = (
+        "What `qmq doctor`, `qmq top` and the console report as unusual. [OPERATIONS](../OPERATIONS.md#findings) explains the severities."
+    )
+    rows = [(f"`{each.code}`", each.severities, each.condition, each.why) for each in KINDS]
+    return page("Findings", about, "", *table(("code", "severity", "found when", "what it means"), rows))
+
+
+def sql_page() -> str:
+    """The tables that applications create."""
+    lines = ["`qmq outbox migration` and `qmq dedup migration` print these statements.", ""]
+    for title, migration in (("Outbox", outbox_tables.migration), ("Deduplication", dedup_tables.migration)):
+        lines += [f"## {title}", ""]
+        for dialect, name in DATABASES.items():
+            lines += [f"{name}:", "", "```sql", migration(dialect).rstrip("\n"), "```", ""]
+    return page("SQL tables", *lines)
+
+
+def rocketmq_fields_page() -> str:
+    about = (
+        "Every field of `apache.rocketmq.v2`, and what the gateway does with it; [ROCKETMQ](../ROCKETMQ.md) explains the concepts.",
+        "*Ignored*: the gateway accepts the field, and it has no effect.",
+    )
+    rows = [(message, ", ".join(f"`{each}`" for each in fields.split()), meaning) for message, fields, meaning in FIELDS]
+    return page("Fields of RocketMQ's API", *about, "", *table(("in", "fields", "in QMQ"), rows))
+
+
+def planted_page() -> str:
+    """What the specifications find."""
+    lines = [
+        "[JUDGES](../JUDGES.md#specifications) says what is planted, and how it is found.",
+        "",
+        "## Mistakes in the specifications",
+        "",
+        "The invariant that breaks, and the length of the shortest counterexample, with one thread.",
+        "",
+    ]
+    for title, mistakes in (("in Replication", REPLICATION_MISTAKES), ("in Ordering", ORDERING_MISTAKES)):
+        lines += table((title, "breaks", "steps"), [(each.name, f"`{each.breaks}`", each.steps) for each in mistakes])
+    lines += ["## Bugs in the simulators", "", "The first seed whose trace is refused, or what the specification leaves out.", ""]
+    for title, bugs, refused, outside in (
+        ("bug of replication", sim.bugs.BUGS, test_traces.REFUSED_AT, replication_traces.OUTSIDE),
+        ("bug of ordered messages", ordersim.bugs.BUGS, test_ordering_traces.REFUSED_AT, ordering_traces.OUTSIDE),
+    ):
+        lines += table((title, "refused at seed"), bug_rows(bugs, refused, outside))
+    return page("Planted mistakes and bugs", *lines)
+
+
+def bug_rows(bugs: Iterable[str], refused: Mapping[str, int], outside: Mapping[str, str]) -> list[tuple[object, ...]]:
+    return [(name, refused.get(name) or outside[name]) for name in bugs]
+
+
+def damage_page() -> str:
+    """What damage to the files of replicas leads to."""
+    about = (
+        f"What damage to one, two or all three replicas of a group leads to: {len(list(cells()))} cells, because the master is paused, "
+        "killed or cut off beside each. [RELIABILITY](../RELIABILITY.md#damage) says how they are tested."
+    )
+    ends = [(kind.value, damage.value, *(each.value for each in found)) for (kind, damage), found in ENDS.items()]
+    meanings = [(each.value, meaning) for each, meaning in MEANINGS.items()]
+    head = ("file", "damage", "on one replica", "on two", "on all three")
+    return page("Damaged files", about, "", *table(head, ends), *table(("word", "meaning"), meanings))
+
+
+PAGES: Final[Mapping[str, Callable[[], str]]] = {
+    "api.md": api_page,
+    "cli.md": cli_page,
+    "configuration.md": configuration_page,
+    "damage.md": damage_page,
+    "findings.md": findings_page,
+    "metrics.md": metrics_page,
+    "planted.md": planted_page,
+    "rocketmq_fields.md": rocketmq_fields_page,
+    "sql.md": sql_page,
+}
+
+
 def write(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "cli.md").write_text(cli_page())
-    (folder / "configuration.md").write_text(configuration_page())
-    (folder / "api.md").write_text(api_page())
+    for name, made in PAGES.items():
+        (folder / name).write_text(made())
 
 
 if __name__ == "__main__":

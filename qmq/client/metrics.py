@@ -1,4 +1,4 @@
-"""A client's figures for Prometheus. docs/METRICS.md has the table.
+"""A client's figures for Prometheus. docs/reference/metrics.md has the table.
 
     prometheus_client.REGISTRY.register(mq.metrics)      into the application's own registry
     await mq.serve_metrics(9400)                         or on their own port

@@ -2,7 +2,7 @@
 
 TLS at the gateway's port.
 
-The metrics of a gateway. docs/METRICS.md has the table.
+The metrics of a gateway. docs/reference/metrics.md has the table.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Figures, and the sources that read them from the state of a process. Pure, without imports from QMQ: clients use this module, too.
 
-    Figure      name, kind, labels, meaning: a row of the table in docs/METRICS.md
+    Figure      name, kind, labels, meaning: a row of docs/reference/metrics.md
     Reading     a figure with its current values, one row for each set of labels
     Source      reads some figures of one thing: a broker, a client
     Durations   the durations of repeated operations: the only figure that is counted here, not read
@@ -29,7 +29,7 @@ SLICE: Final = 200
 
 
 class Figure(NamedTuple):
-    """A figure. `meaning` is one sentence, for the page and for the table in docs/METRICS.md."""
+    """A figure. `meaning` is one sentence, for the page and for docs/reference/metrics.md."""
 
     name: str
     kind: str

@@ -1,7 +1,7 @@
 """A finding: an unusual state in a cluster, its severity, why it matters, and the next command to try.
 
-A kind of finding has a code that never changes (docs/OPERATIONS.md lists them all; a test keeps the two in line). `Thresholds`, which
-an operator may change, decide which states are findings.
+A kind of finding has a code that never changes (docs/reference/findings.md lists them all). `Thresholds`, which an operator may change,
+decide which states are findings.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class FindingKind:
-    """A kind of finding. `why` explains it to a reader who sees it for the first time."""
+    """A kind of finding: a row of docs/reference/findings.md. `why` explains it to a reader who sees it for the first time."""
 
     code: str
+    severities: str
+    """The severities that it can have, and when."""
+    condition: str
     why: str
 
 

@@ -34,82 +34,144 @@ _CORRUPTING: Final = ("3.5.0", "3.5.1", "3.5.2")
 
 METASERVER_AWAY: Final = FindingKind(
     "metaserver-away",
+    "warning; critical if none answers",
+    "a metaserver of the addresses that were given does not answer",
     "Clients find brokers through metaservers, and operators administer the cluster through them. "
     "Without a metaserver no new client can connect.",
 )
 STORE_SILENT: Final = FindingKind(
     "store-silent",
+    "warning; critical if all metaservers",
+    "a metaserver has got no answer from etcd for 5 s",
     "Messages are still sent and delivered. "
     "Until etcd answers again, no failed master can be replaced, and nothing can be created or changed.",
 )
 STORE_MEMBER_AWAY: Final = FindingKind(
-    "store-member-away", "etcd answers as long as a majority of its members does. Repair the member before the next one fails."
+    "store-member-away",
+    "warning",
+    "a member of etcd does not answer a metaserver, or belongs to another etcd cluster",
+    "etcd answers as long as a majority of its members does. Repair the member before the next one fails.",
 )
 STORE_VERSION: Final = FindingKind(
     "store-version",
+    "warning",
+    "a member of etcd is of release 3.5.0, 3.5.1 or 3.5.2",
     "etcd 3.5.0 to 3.5.2 can lose or change keys on a member that is killed, and members then differ. Upgrade etcd, one member after "
     "the other, to its newest release. To find members that differ already, start them with --experimental-initial-corrupt-check=true.",
 )
-NOT_ANSWERED: Final = FindingKind("not-answered", "This report is incomplete. The part without an answer may hide a worse problem.")
+NOT_ANSWERED: Final = FindingKind(
+    "not-answered",
+    "warning",
+    "a broker group, or all servers, did not answer a request",
+    "This report is incomplete. The part without an answer may hide a worse problem.",
+)
 NO_MASTER: Final = FindingKind(
     "no-master",
+    "critical",
+    "a broker group or a delay group has no master",
     "Nothing can be sent to this broker group or consumed from it. Start a majority of its voters; they must reach each other and etcd.",
 )
-REPLICA_AWAY: Final = FindingKind("replica-away", "The broker group survives one failure less for each missing replica.")
+REPLICA_AWAY: Final = FindingKind(
+    "replica-away",
+    "warning",
+    "a voter or a learner does not run, or does not answer",
+    "The broker group survives one failure less for each missing replica.",
+)
 REPLICA_BEHIND: Final = FindingKind(
-    "replica-behind", "It cannot become master before it has caught up. Until then the other replicas have to confirm every message."
+    "replica-behind",
+    "warning",
+    "a replica lacks 10,000 entries, or its master has got no message from it for 5 s",
+    "It cannot become master before it has caught up. Until then the other replicas have to confirm every message.",
 )
 REPLICA_INCOMPLETE: Final = FindingKind(
-    "replica-incomplete", "It may have lost entries that it acknowledged, so it does not vote until it has caught up with a master."
+    "replica-incomplete",
+    "warning",
+    "a replica may lack what it acknowledged",
+    "It may have lost entries that it acknowledged, so it does not vote until it has caught up with a master.",
 )
 REPLICA_FORKED: Final = FindingKind(
     "replica-forked",
+    "critical",
+    "a replica knows entries to be committed that its group's master does not have",
     "An older copy of a disk was put back, or a majority of the disks lost data. This replica has the missing messages: "
     "keep its folder, and follow the runbook.",
 )
 STORE_PUT_BACK: Final = FindingKind(
     "store-put-back",
+    "critical",
+    "etcd has forgotten what a replica knows it had",
     "etcd has older data than the brokers' logs. Routes, members, settings and subjects may be missing. Change nothing, and follow the "
     "runbook.",
 )
 MASTER_NOT_SERVING: Final = FindingKind(
     "master-not-serving",
+    "warning",
+    "a master does not serve clients",
     "It has won the election, and serves clients after it has committed the first entry of its epoch or, "
     "in a delay group, has fetched the schedule.",
 )
 MASTER_CHANGED: Final = FindingKind(
-    "master-changed", "If no operator moved the mastership, look for a slow disk, a bad network or an etcd that did not answer."
+    "master-changed",
+    "notice",
+    "the epoch rose between two snapshots",
+    "If no operator moved the mastership, look for a slow disk, a bad network or an etcd that did not answer.",
 )
 ONE_VOTER: Final = FindingKind(
-    "one-voter", "Its messages are on one machine only. If the machine is lost, they are lost. This is normal for `qmq dev`."
+    "one-voter",
+    "notice",
+    "a broker group has a single voter",
+    "Its messages are on one machine only. If the machine is lost, they are lost. This is normal for `qmq dev`.",
 )
-DRAINED: Final = FindingKind("drained", "Producers use the other broker groups. Consumers read the remaining messages.")
+DRAINED: Final = FindingKind(
+    "drained", "notice", "a broker group is drained", "Producers use the other broker groups. Consumers read the remaining messages."
+)
 INSECURE: Final = FindingKind(
     "insecure-port",
+    "notice",
+    "a server runs with `--insecure`",
     "Everyone who can reach the port may read, change and delete everything. Restrict access by network rules, or use certificates.",
 )
 CERTIFICATE_ENDS: Final = FindingKind(
-    "certificate-ends", "After it has expired, no client or server can connect to this server. Replace the files; no restart is needed."
+    "certificate-ends",
+    "notice, warning, critical",
+    "a certificate ends in 30 days; in 7 days; it ended",
+    "After it has expired, no client or server can connect to this server. Replace the files; no restart is needed.",
 )
 OBJECT_DAMAGED: Final = FindingKind(
     "object-damaged",
+    "critical",
+    "readers found that the object store has lost or changed bytes of the log",
     "Consumers and readers get an error where the object's messages begin. Put the object back from a copy of the bucket or its older "
     "versions. If there is none, move groups behind it: the consumers' error names the sequence for qmq group reset.",
 )
 UNFLUSHED: Final = FindingKind(
-    "unflushed", "Flushing to disk is slow or has stopped. If all replicas lose power at the same time, the unflushed data is lost."
+    "unflushed",
+    "warning",
+    "the oldest unflushed data is older than 10 s",
+    "Flushing to disk is slow or has stopped. If all replicas lose power at the same time, the unflushed data is lost.",
 )
 DISK_FULL: Final = FindingKind(
-    "disk-full", "A broker without free disk space refuses new messages. Consumption and acknowledgements continue."
+    "disk-full",
+    "warning; critical if messages are refused",
+    "less than four times the reserve (`--disk-free-mib`) is free",
+    "A broker without free disk space refuses new messages. Consumption and acknowledgements continue.",
 )
 VERSION_DIFFERS: Final = FindingKind(
-    "version-differs", "This is normal during an upgrade. After it, a server was not upgraded, or runs another image."
+    "version-differs",
+    "notice",
+    "a server's version differs from most others",
+    "This is normal during an upgrade. After it, a server was not upgraded, or runs another image.",
 )
 CLOCKS_DIFFER: Final = FindingKind(
-    "clocks-differ", "Due times, retention and the times in reports depend on the machines' clocks. Synchronize them by NTP."
+    "clocks-differ",
+    "warning",
+    "a machine's clock is 2 s from the others, or from a delay group's time",
+    "Due times, retention and the times in reports depend on the machines' clocks. Synchronize them by NTP.",
 )
 RETENTION_BEHIND: Final = FindingKind(
     "retention-behind",
+    "warning",
+    "a replica's retention counts by a time that is an hour behind its machine's clock",
     "Messages are kept longer than retention says, until the disk is full. If the clock is right (look at it on the machine), "
     "confirm it with the variables of the replica's server; if not, repair NTP.",
 )
@@ -315,32 +377,66 @@ def _clock_findings(now: ClusterSnapshot, replicas: list[ReplicaFacts], limits: 
 
 ONE_BROKER_GROUP: Final = FindingKind(
     "one-broker-group",
+    "notice",
+    "there are several broker groups, and a subject is on one",
     "While this broker group has no master, nothing can be sent to the subject, although other broker groups could store its messages.",
 )
 ROUTE_CHANGE_STUCK: Final = FindingKind(
-    "route-change-stuck", "In the phase `sealed`, producers of the partitions wait until the next route is published."
+    "route-change-stuck",
+    "warning",
+    "a split, merge or move has been in one phase for a minute",
+    "In the phase `sealed`, producers of the partitions wait until the next route is published.",
 )
 GROUP_LAGS: Final = FindingKind(
-    "group-lags", "Its consumers are too slow, too few, or fail. Retention deletes messages that they do not reach in time."
+    "group-lags",
+    "warning; notice if it catches up in time",
+    "the oldest message is 5 min old, or a million messages wait",
+    "Its consumers are too slow, too few, or fail. Retention deletes messages that they do not reach in time.",
 )
 NO_CONSUMERS: Final = FindingKind(
-    "no-consumers", "Retention will delete the waiting messages unread. If the group is no longer needed, delete it."
+    "no-consumers",
+    "warning",
+    "messages have waited for a minute, and the group has no consumer",
+    "Retention will delete the waiting messages unread. If the group is no longer needed, delete it.",
 )
-GROUP_PAUSED: Final = FindingKind("group-paused", "An operator paused it. Retention still deletes old messages.")
+GROUP_PAUSED: Final = FindingKind(
+    "group-paused", "notice", "a group is paused, and messages wait", "An operator paused it. Retention still deletes old messages."
+)
 LANES_UNHELD: Final = FindingKind(
     "lanes-unheld",
+    "warning",
+    "in two snapshots, no consumer holds a partition with waiting messages, and the group has consumers",
     "The group has consumers, but none of them reads this partition: a consumer keeps its lane too long, or cannot reach the broker.",
 )
-OVERTAKEN: Final = FindingKind("retention-overtook", "The group will never receive these messages. Retention is too short for its lag.")
-EXPIRED: Final = FindingKind("messages-expired", "Retention deleted failed messages before their next attempt.")
+OVERTAKEN: Final = FindingKind(
+    "retention-overtook",
+    "warning",
+    "retention deleted messages that the group had not received",
+    "The group will never receive these messages. Retention is too short for its lag.",
+)
+EXPIRED: Final = FindingKind(
+    "messages-expired",
+    "warning",
+    "between two snapshots, retention deleted messages that waited for another attempt",
+    "Retention deleted failed messages before their next attempt.",
+)
 DYING: Final = FindingKind(
-    "dying-messages", "They failed in all attempts, and cannot be copied to the dead-letter queue. A disk may be full."
+    "dying-messages",
+    "warning",
+    "in two snapshots, the same number of messages or more waits to be copied to the dead-letter queue",
+    "They failed in all attempts, and cannot be copied to the dead-letter queue. A disk may be full.",
 )
 DEAD_LETTERS: Final = FindingKind(
-    "dead-letters", "They failed in all attempts, and stay in the dead-letter queue until you replay or purge them."
+    "dead-letters",
+    "notice; warning if one came lately",
+    "the dead-letter queue has messages; one came in the last 10 min",
+    "They failed in all attempts, and stay in the dead-letter queue until you replay or purge them.",
 )
 PARKED_KEYS: Final = FindingKind(
-    "parked-keys", "A message of each key failed. It and all later messages of the key wait until you replay or skip it."
+    "parked-keys",
+    "warning; critical if they are too many",
+    "a group has parked keys",
+    "A message of each key failed. It and all later messages of the key wait until you replay or skip it.",
 )
 
 
@@ -472,10 +568,15 @@ def dead_letter_findings(now: ClusterSnapshot, previous: ClusterSnapshot | None,
 
 DELAY_BEHIND: Final = FindingKind(
     "delay-behind",
+    "warning",
+    "p99 of the lateness is over 5 s, the schedule is loaded late, or due messages are not delivered",
     "Delayed messages are delivered after their due time: brokers answer slowly, or more messages are due than can be delivered.",
 )
 DELAY_TROUBLE: Final = FindingKind(
-    "delay-trouble", "The messages are due and have to wait. They are not lost, and are delivered when the cause is removed."
+    "delay-trouble",
+    "warning",
+    "due messages of a subject cannot be delivered",
+    "The messages are due and have to wait. They are not lost, and are delivered when the cause is removed.",
 )
 _STATS: Final = "qmq delay stats"
 

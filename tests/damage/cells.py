@@ -1,4 +1,4 @@
-"""The cells of the matrix, and what each must end in. `table` is what docs/RELIABILITY.md shows."""
+"""The cells of the matrix, and what each must end in. docs/reference/damage.md shows them."""
 
 from __future__ import annotations
 
@@ -148,15 +148,3 @@ def cells() -> Iterator[Cell]:
     """Every cell of the replicas' own files."""
     for (kind, damage), replicas, beside in product(ENDS, (1, 2, 3), Beside):
         yield Cell(kind, damage, replicas, beside)
-
-
-def table() -> str:
-    """The table for docs/RELIABILITY.md."""
-    head = ["| file | damage | on one replica | on two | on all three |", "|---|---|---|---|---|"]
-    rows = [f"| {kind.value} | {damage.value} | " + " | ".join(end.value for end in ends) + " |" for (kind, damage), ends in ENDS.items()]
-    return "\n".join(head + rows)
-
-
-def legend() -> str:
-    """The words of the table, for the page."""
-    return "\n".join(["| word | meaning |", "|---|---|", *[f"| {end.value} | {meaning} |" for end, meaning in MEANINGS.items()]])

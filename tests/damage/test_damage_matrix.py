@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import forms
 import pytest
 
-from damage.cells import Beside, Cell, Damage, End, Kind, cells, legend, table
+from damage.cells import Beside, Cell, Damage, End, Kind, cells
 from damage.run import EIO, prepared
 
-PAGE = Path(__file__).parents[2] / "docs" / "RELIABILITY.md"
 EVERY = list(cells())
 PARTS = {"gate": 96, "ci": 16, "all": 1}[forms.FORM]
 """The gate has a few cells, each run others."""
@@ -37,10 +34,3 @@ async def test_the_cell_ends_as_the_table_says(cell: Cell) -> None:
         if found.refusals:
             assert all("E401" in each or EIO in each for each in found.refusals.values())
             assert (await run.recovered()).end is End.WHOLE
-
-
-def test_the_page_shows_the_table() -> None:
-    text = PAGE.read_text()
-    assert table() in text
-    assert legend() in text
-    assert f"{len(EVERY)} cells" in text

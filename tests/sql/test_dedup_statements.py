@@ -1,9 +1,8 @@
-"""The table of finished messages as text: the docs and the command line show what is used, and drivers get what they want."""
+"""The table of finished messages as text: the command line shows what is used, and drivers get what they want."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -14,13 +13,6 @@ from qmq.sql.connection import prepared
 from qmq.sql.dedup_records import statements_for
 from qmq.sql.dedup_tables import Record, migration
 from qmq.sql.dialects import DIALECTS, PARAMSTYLES
-
-_DOCS = Path(__file__).parents[2] / "docs" / "DEDUP.md"
-
-
-def test_the_page_shows_the_current_table() -> None:
-    shown = re.findall(r"```sql\n(.*?)```", _DOCS.read_text(), re.DOTALL)
-    assert shown == [migration(dialect) for dialect in DIALECTS]
 
 
 def test_the_command_line_prints_the_table() -> None:

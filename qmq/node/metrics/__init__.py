@@ -1,4 +1,4 @@
-"""The metrics of the server roles. They read state and change none. docs/METRICS.md has the table.
+"""The metrics of the server roles. They read state and change none. docs/reference/metrics.md has the table.
 
 broker    a broker's messages and requests (a delay server is one, too); its logs, its disk, its maintenance
 groups    its consumer groups

@@ -72,7 +72,7 @@ async def serve(
 
 
 def figures_by_role() -> dict[str, Sequence[Figure]]:
-    """All metrics of each role, for the test of docs/METRICS.md."""
+    """All metrics of each role, for docs/reference/metrics.md."""
     from qmq.client.metrics import ClientSource
     from qmq.gateway.server import GatewaySource
     from qmq.metrics.exposition import LEFT_OUT

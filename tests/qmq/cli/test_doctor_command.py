@@ -137,9 +137,8 @@ def test_without_a_metaserver_the_status_is_three() -> None:
 
 def test_a_narrow_terminal_breaks_between_words_and_never_a_command() -> None:
     command = "qmq subject place a-subject-with-a-long-name --groups group-1,group-2"
-    found = Finding(
-        FindingKind("code", "Why it matters to those who read it here."), Severity.WARNING, "group g", "is behind: 5 messages", command
-    )
+    kind = FindingKind("code", "warning", "a group is behind", "Why it matters to those who read it here.")
+    found = Finding(kind, Severity.WARNING, "group g", "is behind: 5 messages", command)
     lines = [each.plain for each in paragraph(found, 40)]
     assert lines == [
         "warning   group g: is behind: 5 messages",
