@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))  # before
 import ordersim.bugs
 import sim.bugs
 from damage.cells import ENDS, MEANINGS, cells
+from qmq_coordination import access_records, broker_groups, cluster_identity, delivery_settings, ordered_records, subjects
 from qmq_coordination.broker_groups import DelaySettings
 from rocketmq_fields import FIELDS
 from specs import ordering_traces, replication_traces, test_ordering_traces, test_traces
@@ -31,6 +32,7 @@ from specs.mistakes import ORDERING_MISTAKES, REPLICATION_MISTAKES
 from typer.main import get_command
 
 import qmq
+from qmq.backup import cluster_items
 from qmq.broker.config import BrokerConfig
 from qmq.cli.app import app
 from qmq.cli.broker import BrokerOptions
@@ -74,6 +76,8 @@ ROLES = {
 }
 CONFIGURATION = (LogConfig, BrokerConfig, MetaConfig, DelayConfig, DelaySettings, SubjectConfig, GroupSettings)
 DATABASES = {"sqlite": "SQLite", "postgresql": "PostgreSQL", "mysql": "MySQL and MariaDB"}
+MODULES_WITH_KEYS = (broker_groups, ordered_records, subjects, delivery_settings, access_records, cluster_identity, cluster_items)
+KEY = re.compile(r"^    (/qmq/\S+)    (.+)\n        removed by (.+)$", re.MULTILINE)
 
 
 def cell(text: object) -> str:
@@ -332,6 +336,14 @@ def sql_page() -> str:
     return page("SQL tables", *lines)
 
 
+def keys_page() -> str:
+    """The keys that docstrings of modules list."""
+    about = "[COORDINATION](../COORDINATION.md) says what the store is. Numbers in keys have ten digits, so that keys sort as numbers do."
+    texts = "\n".join(each.__doc__ or "" for each in MODULES_WITH_KEYS)
+    rows = [(f"`{key}`", value, remover) for key, value, remover in sorted(KEY.findall(texts))]
+    return page("Keys of the coordination store", about, "", *table(("key", "value", "removed by"), rows))
+
+
 def rocketmq_fields_page() -> str:
     about = (
         "Every field of `apache.rocketmq.v2`, and what the gateway does with it; [ROCKETMQ](../ROCKETMQ.md) explains the concepts.",
@@ -384,6 +396,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "configuration.md": configuration_page,
     "damage.md": damage_page,
     "findings.md": findings_page,
+    "keys.md": keys_page,
     "metrics.md": metrics_page,
     "planted.md": planted_page,
     "rocketmq_fields.md": rocketmq_fields_page,

@@ -1,24 +1,28 @@
 """Broker groups in the coordination store: their members, their masters, the addresses of their replicas.
 
-    /qmq/groups/GROUP/members            Membership, JSON: version, voters, learners. Only the group's master changes it
-    /qmq/groups/GROUP/epoch              Claim, JSON: the highest epoch and the attempt that won it. Never deleted
-    /qmq/groups/GROUP/master             Master, JSON, under the master's lease: its address, for clients
-    /qmq/groups/GROUP/mode               "read-write", or "read-only" while an operator drains the group
-    /qmq/groups/GROUP/delay              DelaySettings, JSON: a delay group (docs/DELAY.md). Put when it is founded, never changed
-    /qmq/groups/GROUP/secret             the secret that its replicas prove to each other (qmq_replication/links.py); put once
-    /qmq/replicas/GROUP/REPLICA          ReplicaRecord, JSON: its addresses; stays when the replica stops
-    /qmq/presence/GROUP/REPLICA          the same under a lease, while the replica's process is alive
+    /qmq/groups/GROUP/members    Membership, JSON: version, voters, learners; only the group's master changes it
+        removed by nobody: broker groups are never deleted
+    /qmq/groups/GROUP/epoch    Claim, JSON: the highest epoch, its winner, and the attempt in which it was won
+        removed by nobody
+    /qmq/groups/GROUP/master    Master, JSON: the master's address, under its lease: clients connect there
+        removed by its lease
+    /qmq/groups/GROUP/mode    `read-write`, or `read-only` while the group is drained
+        removed by nobody
+    /qmq/groups/GROUP/delay    DelaySettings, JSON: the settings of a delay group; written once
+        removed by nobody
+    /qmq/groups/GROUP/secret    the secret that the group's replicas prove to each other; written once. Who can read it can act as a replica
+        removed by nobody
+    /qmq/replicas/GROUP/REPLICA    ReplicaRecord, JSON: a replica's address and the generation of its folder; stays when it goes away
+        removed by the leading metaserver, when the replica is no member and its process is gone
+    /qmq/presence/GROUP/REPLICA    the replica's address, under a lease: the key exists while the replica's process runs
+        removed by its lease
 
 Every change of members and every new epoch is a transaction that compares the epoch's Claim, so a superseded master changes nothing.
 
-Registers a replica: puts keys under a lease, which the store deletes when the replica's process ends.
-
-    /qmq/presence/GROUP/REPLICA     under the lease
-    /qmq/replicas/GROUP/REPLICA     stays, so that a group's slaves know the address of a replica that will come back
-
-`Registration` keeps these keys and the caller's other keys alive under one lease: a node of one process is always the master, so it adds
-the group's master key. While the store cannot be reached, the keys stay until their lease ends. The registration writes them again when the
-store is back, and after this process was suspended for longer than its lease.
+`Registration` registers a replica. Its record stays, so that a group's slaves know the address of a replica that will come back. The
+other keys, and those of the caller, are kept alive under one lease: a node of one process is always the master, so it adds the group's
+master key. While the store cannot be reached, the keys stay until their lease ends. The registration writes them again when the store is
+back, and after this process was suspended for longer than its lease.
 """
 
 from __future__ import annotations

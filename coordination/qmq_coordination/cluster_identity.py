@@ -1,6 +1,9 @@
 """The identity of a cluster: a random number that the first server writes into the coordination store, and that never changes. A restored
 cluster has its own number, because backups leave out `/qmq/meta/`. Each replica keeps the number in its folder: it does not register in
 another cluster's store, and `qmq backup rebuild` gives a new store the number that clients know.
+
+    /qmq/meta/cluster    the identity of the cluster, a random number; written once by the first server, and in no backup
+        removed by nobody
 """
 
 from __future__ import annotations

@@ -1,9 +1,13 @@
 """Delivery settings in the coordination store: retries of groups, and pauses (docs/DELIVERY.md).
 
-    /qmq/delivery/SUBJECT/GROUP                  SettingsRecord, JSON; SUBJECT may be *: the group on all subjects
-    /qmq/pauses/group/SUBJECT/GROUP              PauseRecord, JSON; SUBJECT may be * here, too
-    /qmq/pauses/consumer/SUBJECT/GROUP/NAME
-    /qmq/pauses/client/NAME
+    /qmq/delivery/SUBJECT/GROUP    SettingsRecord, JSON: a group's retry settings; the subject may be `*`: the group on all subjects
+        removed by the operator; the deletion of the subject
+    /qmq/pauses/group/SUBJECT/GROUP    PauseRecord, JSON: a paused group: since when, why; the subject may be `*`
+        removed by the operator; the deletion of the subject
+    /qmq/pauses/consumer/SUBJECT/GROUP/NAME    a paused consumer of the group
+        removed by the operator; the deletion of the subject
+    /qmq/pauses/client/NAME    a paused client: brokers hand nothing to its consumers
+        removed by the operator
 
 A record may contain only some of the settings. Each setting is taken from the record for the subject, else from the one for all subjects,
 else from the broker.

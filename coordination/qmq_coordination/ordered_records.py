@@ -1,16 +1,27 @@
 """Ordered subjects in the coordination store: routes, changes, groups, members, assignments, fences (docs/ORDERING.md).
 
-    /qmq/routes/S/v/0000000003      Route, JSON; written once, kept as long as the subject
-    /qmq/routes/S/latest            "3": the version that producers use. Compared by every change
-    /qmq/routes/S/c/0000000003      Change, JSON: what led, or leads, to that version
-    /qmq/routes/S/g/G               GroupRecord, JSON
-    /qmq/routes/S/policy            how the subject is resharded automatically, JSON
-    /qmq/routes/S/decision          the last automatic decision, JSON
-    /qmq/routes/S/stale/BG          what broker group BG has in its log and the store has forgotten: the routes are not served
-    /qmq/members/S/G/CONSUMER       MemberRecord, JSON, under the consumer's lease
-    /qmq/assignments/S/G            Assignment, JSON
-    /qmq/fences/BG/S/0000000005     Fence, JSON: partition 5 of S on broker group BG is closed; until the change's record has the seal
-    /qmq/meta/leader                the leader of the metaservers, under its lease
+    /qmq/routes/SUBJECT/v/NUMBER    Route, JSON: an ordered subject's route of one version; written once
+        removed by the deletion of the subject
+    /qmq/routes/SUBJECT/latest    the version that producers use; every change compares it
+        removed by the deletion of the subject
+    /qmq/routes/SUBJECT/c/NUMBER    Change, JSON: the change that led, or leads, to a version: its content, phase, times and reason
+        removed by the deletion of the subject
+    /qmq/routes/SUBJECT/g/GROUP    GroupRecord, JSON: a consumer group's frontier and gate
+        removed by the deletion of the consumer group, or of the subject
+    /qmq/routes/SUBJECT/policy    the policy of automatic resharding, JSON
+        removed by the deletion of the subject
+    /qmq/routes/SUBJECT/decision    the last decision of automatic resharding, JSON
+        removed by the deletion of the subject
+    /qmq/routes/SUBJECT/stale/BROKER-GROUP    what the broker group's log has and the store has forgotten; the routes are then not served
+        removed by the broker group's master, when the store has it again; the deletion of the subject
+    /qmq/members/SUBJECT/GROUP/CONSUMER    MemberRecord, JSON: a live consumer, under its lease
+        removed by its lease
+    /qmq/assignments/SUBJECT/GROUP    Assignment, JSON: which consumer should read which lane
+        removed by the deletion of the consumer group, or of the subject
+    /qmq/fences/BROKER-GROUP/SUBJECT/PARTITION    Fence, JSON: a partition that was closed while its broker group was unreachable
+        removed by the leading metaserver, when the seal is known; the deletion of the subject
+    /qmq/meta/leader    the metaserver that continues unfinished work, under its lease
+        removed by its lease
 
 Numbers in keys have ten digits, so that keys sort as numbers do. This module has keys and values, and parses listings of them; the
 transactions are in qmq/meta/ordered/.

@@ -1,15 +1,16 @@
-"""The subjects and their settings: `/qmq/subjects/NAME`, JSON of `SubjectConfig`. A compare-and-swap creates each subject once.
+"""The subjects, their settings and their schemas in the coordination store. A compare-and-swap creates each subject once.
+
+    /qmq/subjects/NAME    SubjectConfig, JSON: a subject's settings
+        removed by the deletion of the subject
+    /qmq/schemas/SUBJECT/NUMBER    DeclaredSchema, JSON: a version of a subject's schema
+        removed by the operator, all versions together; the deletion of the subject
 
 Creating an existing subject with the same settings succeeds, with any placement: if two metaservers create and place it at the same moment,
 the first placement wins, and both answer with it.
 
 After a lost answer, the catalog reads the key again and repeats the change: each change is a compare-and-swap to the wanted state.
 
-Subjects' schemas in the coordination store.
-
-    /qmq/schemas/SUBJECT/0000000001              DeclaredSchema, JSON; a key for each version
-
-Versions are never changed, and are deleted together (qmq/meta/catalog.py writes them).
+Versions of schemas are never changed, and are deleted together (qmq/meta/catalog.py writes them).
 """
 
 from __future__ import annotations

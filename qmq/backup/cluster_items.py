@@ -1,5 +1,8 @@
 """Which keys of the coordination store are in a backup, and with which keys a restored cluster begins. Pure. A backup leaves out the keys
 of the old cluster's processes and machines (leased keys, addresses, memberships, assignments) and its secrets: a new cluster makes its own.
+
+    /qmq/restored    the backup from which this cluster was made, and the progress of the restore; absent in others
+        removed by nobody
 """
 
 from __future__ import annotations
