@@ -6,225 +6,138 @@
     ...
     await dispatcher.stop()
 
-The plan log must write plans, dones and voids in the order of the calls (several may share an entry). While a plan is open in the log,
-no plan that depends on it is therefore written.
-
-The dispatcher of one subject: finds out how the subject is ordered, and sends its messages by the dispatcher for that order.
-
-    put ─▶ unlocated ─located─▶ BalancedDispatcher or PartitionedDispatcher ─▶ broker groups
-             ▲                 │
-             │                 ├ a faulty message (too large, not a valid message) ─▶ set aside, tried again after rising pauses
-             └ another order ──┴ refused for good (OrderMismatch ...) ─▶ nothing new is planned until a rising pause ends
-
 Rules:
-* `SubjectOutcomes` says what is held and what is set aside.
-* After the pause the subject is located again. If it has another order now, it gets the other dispatcher, once nothing is on its way.
+* The plan log must write plans, dones and voids in the order of the calls (several may share an entry). While a plan is open in the log,
+  no plan that depends on it is therefore written.
+* A separate task plans each batch before it is sent: tasks begin in the order in which they are made, and the plan log writes in
+  that order.
+* A closed planner writes nothing more. If the plan log refuses a plan, this replica is no longer master, and the planner closes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from qmq import limits
 from qmq.client.connection.pool import Links
-from qmq.client.metadata.cache import Ordering
-from qmq.delay.dispatcher.balanced import BalancedDispatcher
-from qmq.delay.dispatcher.batch_planner import BatchPlanner
 from qmq.delay.dispatcher.due_batcher import Limits, size_of
-from qmq.delay.dispatcher.due_window import DueBatch
-from qmq.delay.dispatcher.outcomes import SubjectOutcomes
-from qmq.delay.dispatcher.partitioned import PartitionedDispatcher
+from qmq.delay.dispatcher.due_window import DueBatch, DueWindow
+from qmq.delay.dispatcher.subject import SubjectDispatcher
 from qmq.delay.interfaces import Draft, DueMessage, PlanLog, SchedulePlace
-from qmq.delivery.retries import pause_s
-from qmq.errors import ClientClosed, QmqError, Unavailable
+from qmq.errors import QmqError
 from qmq.log.actions import PlanAction
+from qmq.wire.frame_payloads import Produced
 
 log = logging.getLogger("qmq.delay")
 
-
-class LocatedDispatcher(Protocol):
-    """Sends the messages of a located subject."""
-
-    is_ordered: bool
-
-    @property
-    def waiting(self) -> int:
-        """Messages that are not planned."""
-        ...
-
-    def put(self, messages: Sequence[DueMessage]) -> None: ...
-
-    def put_back(self, messages: Sequence[DueMessage]) -> None: ...
-
-    def pump(self) -> None:
-        """Plan and send what can be planned and sent."""
-        ...
-
-    def withdraw(self, place: SchedulePlace) -> bool:
-        """Remove a message that is not planned; False if it is not here."""
-        ...
-
-    def take_waiting(self) -> list[DueMessage]:
-        """Remove and return all unplanned messages, in order."""
-        ...
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no planned batch is undecided."""
-        ...
-
-    def trouble(self) -> tuple[int, str]:
-        """The messages that cannot be delivered now, and why."""
-        ...
-
-    def close(self) -> None:
-        """Send no more batches."""
-        ...
+LOOKUPS_MAX: Final = 16
+"""Subjects that are located at the same time."""
+Withdraw = Callable[[SchedulePlace], bool]
+"""Removes a waiting message; False if it does not wait there."""
 
 
-class SubjectDispatcher:
-    def __init__(self, subject: str, planner: BatchPlanner) -> None:
-        self.subject = subject
-        self._planner = planner
-        self._outcomes = SubjectOutcomes(subject, planner, self._find_again, self._put_back, self.withdraw)
-        self._loop = asyncio.get_running_loop()
-        self._unlocated: deque[DueMessage] = deque()
-        self._resumed: list[DueBatch] = []
-        self._located: LocatedDispatcher | None = None
-        self._finding: asyncio.Task[None] | None = None
-        self._is_closed = False
+class BatchPlanner:
+    """`on_refused` is called once, if the plan log refuses a plan."""
 
-    # --- in ------------------------------------------------------------------------------------------------------------
+    def __init__(self, links: Links, plan_log: PlanLog, limits: Limits, new_id: Callable[[], int], on_refused: Callable[[], None]) -> None:
+        self.links = links
+        self.limits = limits
+        self.new_id = new_id
+        self.waiting: dict[SchedulePlace, Withdraw] = {}
+        """Every unplanned message, and the function of its subject that removes it."""
+        self.planned = 0
+        """Planned and undecided messages."""
+        self.resent = 0
+        """Messages that were sent again although they may be stored: their partition was fenced, or the broker forgot their producer."""
+        self.doubtful: set[SchedulePlace] = set()
+        """Messages that wait to be sent again although they may be stored: whether the first try delivered them is unknown."""
+        self.lookups = asyncio.Semaphore(LOOKUPS_MAX)
+        self.is_closed = False
+        self._plan_log = plan_log
+        self._on_refused = on_refused
+        self._producer_id = 0
+        self._numbers = itertools.count()
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    def put(self, messages: Sequence[DueMessage]) -> None:
-        """Add due messages, in order."""
-        self._planner.waiting.update(dict.fromkeys([message.place for message in messages], self.withdraw))
-        if self._located is None:
-            self._unlocated.extend(messages)
-            self._find(0.0)
-        else:
-            self._located.put(messages)
+    def next_number(self) -> tuple[int, int]:
+        """(producer id, number) of the next batch to an unordered subject: all of them share one producer."""
+        if not self._producer_id:
+            self._producer_id = self.new_id()
+        return self._producer_id, next(self._numbers)
 
-    def resume(self, batch: DueBatch) -> None:
-        """Take over the plans of an earlier master. Call it before the first `put`."""
-        self._resumed.append(batch)
-        self._planner.resume([batch])
-        self._find(0.0)
+    # --- the plan log ----------------------------------------------------------------------------------------------------
 
-    def withdraw(self, place: SchedulePlace) -> bool:
-        """Remove a message that waits; False if it does not wait here."""
-        if not self._outcomes.take_aside(place) and (self._located is None or not self._located.withdraw(place)):
-            kept = [message for message in self._unlocated if message.place != place]
-            if len(kept) == len(self._unlocated):
-                return False
-            self._unlocated = deque(kept)
-        self._outcomes.forget([place])
-        del self._planner.waiting[place]
-        return True
+    def plan(self, window: DueWindow, draft: Draft, size: int, then: Callable[[], None]) -> None:
+        """Admit a batch and have it planned; `then` is called when it may be sent."""
+        batch = DueBatch(draft, size=size)
+        window.admit(batch)
+        self.planned += len(draft.messages)
+        waiting = self.waiting
+        for message in draft.messages:
+            del waiting[message.place]
+        task = asyncio.create_task(self._plan(window, batch, then))
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
 
-    # --- which way ---------------------------------------------------------------------------------------------------------
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Report an unexpected failure of a plan immediately, not when its task is garbage-collected."""
+        self._tasks.discard(task)
+        failure = None if task.cancelled() else task.exception()
+        if failure is not None:
+            text = "due messages were not planned"
+            asyncio.get_running_loop().call_exception_handler({"message": text, "exception": failure, "task": task})
 
-    def _find(self, wait_s: float, *, refresh: bool = False) -> None:
-        if self._finding is None and not self._is_closed:
-            self._finding = self._loop.create_task(self._locate(wait_s, refresh))
+    async def _plan(self, window: DueWindow, batch: DueBatch, then: Callable[[], None]) -> None:
+        if self.is_closed:
+            return
+        try:
+            plan = await self._plan_log.plan(batch.draft)
+        except QmqError as failure:
+            log.info("this delay server stops delivering messages: %s", failure)
+            self._on_refused()
+            return
+        if not self.is_closed:
+            window.planned(batch, plan)
+            then()
 
-    def _find_again(self, wait_s: float) -> None:
-        self._find(wait_s, refresh=True)
+    def resume(self, batches: Sequence[DueBatch]) -> None:
+        self.planned += sum([len(batch.draft.messages) for batch in batches])
 
-    async def _locate(self, wait_s: float, refresh: bool) -> None:
-        planner, failures = self._planner, 0
-        while True:
-            if wait_s:
-                await asyncio.sleep(wait_s)
-            try:
-                async with planner.lookups:
-                    ordering = await planner.links.locator.ordering(self.subject, refresh=refresh)
-                break
-            except ClientClosed:
-                return
-            except QmqError as failure:
-                self._outcomes.not_located(failure)
-                failures += 1
-                wait_s, refresh = 0.0 if isinstance(failure, Unavailable) else pause_s(failures, failure), True
-            except Exception as cause:
-                log.exception("locating subject %r failed: trying again", self.subject)
-                refusal = QmqError(f"subject {self.subject!r} cannot be located: {type(cause).__name__}: {cause}")
-                self._outcomes.not_located(refusal)
-                failures += 1
-                wait_s, refresh = pause_s(failures, refusal), True
-        self._finding = None
-        self._outcomes.located()
-        self._go(ordering)
+    def done(self, batch: DueBatch, produced: Produced) -> None:
+        if not self.is_closed and batch.plan is not None:
+            self.planned -= len(batch.draft.messages)
+            if self.doubtful:
+                self.doubtful.difference_update([message.place for message in batch.draft.messages])
+            self._plan_log.done(batch.plan, produced.append_time_ms)
 
-    def _go(self, ordering: Ordering | None) -> None:
-        located = self._located
-        if located is not None and located.is_ordered != (ordering is not None):
-            if not located.is_idle:
-                self._outcomes.hold(QmqError(f"subject {self.subject!r} changed its order while batches are under way"))
-                return
-            self._unlocated.extend(located.take_waiting())
-            located.close()
-            located = None
-        if located is None:
-            resumed, self._resumed = self._resumed, []
-            located = self._make(ordering, resumed)
-            self._located = located
-            unlocated, self._unlocated = self._unlocated, deque()
-            if unlocated:
-                located.put(unlocated)
-        located.pump()
+    def void(self, batches: Sequence[DueBatch], withdraw: Withdraw) -> None:
+        """These batches will not be sent again: their messages wait again. Written from the last to the first (see `DueWindow`)."""
+        for batch in [] if self.is_closed else reversed(batches):
+            assert batch.plan is not None
+            messages: Sequence[DueMessage] = batch.draft.messages
+            self.planned -= len(messages)
+            self.waiting.update(dict.fromkeys([message.place for message in messages], withdraw))
+            if batch.is_lost:
+                self.resent += len(messages)
+                self.doubtful.update([message.place for message in messages])
+            self._plan_log.void(batch.plan)
 
-    def _make(self, ordering: Ordering | None, resumed: Sequence[DueBatch]) -> LocatedDispatcher:
-        if ordering is None:
-            return BalancedDispatcher(self.subject, self._planner, self._outcomes, resumed)
-        return PartitionedDispatcher(self.subject, self._planner, self._outcomes, ordering, resumed)
-
-    def _put_back(self, message: DueMessage) -> None:
-        """A message that was set aside is tried again."""
-        if self._located is None:
-            self._unlocated.appendleft(message)
-        else:
-            self._located.put_back([message])
-            self._located.pump()
-
-    # --- for people ----------------------------------------------------------------------------------------------------
-
-    @property
-    def set_aside_messages(self) -> int:
-        """Messages that no partition accepts as they are."""
-        return self._outcomes.aside_messages
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no message waits and no batch is in flight."""
-        located = self._located
-        is_waiting = self._unlocated or self._resumed or self._outcomes.aside_messages
-        return not is_waiting and (located is None or (located.is_idle and not located.waiting))
-
-    def trouble(self) -> tuple[int, str]:
-        """The messages that cannot be delivered now, and why; (0, "") if there are none."""
-        if self._located is None:
-            count, why = len(self._unlocated) + sum([len(each.draft.messages) for each in self._resumed]), ""
-        else:
-            count, why = self._located.trouble()
-        if self._outcomes.refusal is not None:
-            why = str(self._outcomes.refusal)
-        count += self._outcomes.aside_messages
-        why = why or self._outcomes.why_aside
-        return (count, why) if why and count else (0, "")
+    # --- the end -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop sending immediately."""
-        self._is_closed = True
-        if self._finding is not None:
-            self._finding.cancel()
-        self._outcomes.close()
-        if self._located is not None:
-            self._located.close()
+        """Write no more to the plan log."""
+        self.is_closed = True
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+
+    async def wait_closed(self) -> None:
+        """Wait for the running writes."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 BATCH_MESSAGES: Final = 1_000
