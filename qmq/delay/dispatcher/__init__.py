@@ -2,11 +2,9 @@
 
 DueDispatcher            (dispatcher.py)    takes due messages of all subjects
 BatchPlanner             (dispatcher.py)    has each batch planned in the log before it leaves
-SubjectDispatcher        (subject.py)       takes the messages of one subject, and finds out how it is ordered
+SubjectDispatcher        (subject.py)       decides which destination gets the next batch of one subject
 SubjectOutcomes          (subject.py)       records the outcomes of its batches; keeps messages that cannot be sent
-BalancedDispatcher       (subject.py)       of an unordered subject: to any of its broker groups
-PartitionedDispatcher    (subject.py)       of an ordered subject: by the route, each key in order
-DueConnection            (subject.py)       the connection of a window
+Destination              (subject.py)       the window of a broker group or a partition, with its connection
 DueBatcher               (due_batcher.py)   messages that wait to be planned; makes batches of them. Pure
 DueWindow, DueBatch      (due_window.py)    the batches of one broker group or partition; decides what an answer means. Pure
 """

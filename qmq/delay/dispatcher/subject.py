@@ -1,32 +1,31 @@
-"""Sends the due messages of one subject: finds out how the subject is ordered, and sends by the dispatcher for that order.
+"""Sends the due messages of one subject, ordered or not. Here is decided which broker group or partition gets the next batch.
 
-    put ─▶ unlocated ─located─▶ BalancedDispatcher or PartitionedDispatcher ─▶ broker groups
-             ▲                 │
-             │                 ├ a faulty message (too large, not a valid message) ─▶ set aside, tried again after rising pauses
-             └ another order ──┴ refused for good (OrderMismatch ...) ─▶ nothing new is planned until a rising pause ends
+    put ─▶ waiting ──planned──▶ window of a destination ──▶ broker group
+             ▲ ▲                   │ stored: done
+             │ └─── void: not ─────┤
+             │      stored there   └ void, and a message is at fault: set aside, alone ─┐
+             └───────────────────── tried again after a rising pause ◀──────────────────┘
 
-Rules:
-* Errors that an operator has to repair (the subject is deleted, its messages are refused) are retried after pauses that rise to 30 s.
-* A batch that is refused because of its content is halved until the messages at fault are alone. Only those wait, and the log names them.
-* After the pause the subject is located again. If it has another order now, it gets the other dispatcher, once nothing is on its way.
+| state | messages wait | next batch goes to | planned batches become void when |
+|---|---|---|---|
+| not located | in one line | nobody | |
+| unordered | in one line | the broker group that `Balancer` picks | another group is free or theirs is drained, and they are not stored |
+| ordered | at the partition of their key | that partition, if it has room | the newest route lacks the partition, and they are not stored |
 
-Of an unordered subject, each batch goes to any of its broker groups:
+In any state planning may be *held*: an operator has to repair something (the subject is deleted, its messages are refused). Then nothing
+new is planned until the subject is located again, after a pause that rises to 30 s. If it has another order now, it changes its state once
+nothing is on its way.
 
-* `Balancer` (qmq/delivery/balancer.py) says which group gets the next batch. A group that is unreachable, drained, silent or busy delays
-  only what is planned there. While no group is available, nothing is planned.
-* A batch that a group refused, or that was not sent, becomes void when another group can take it, or the group is drained; a batch that may
-  be stored there stays there.
+A batch that is refused because of its content is halved until the messages at fault are alone. Only those are set aside, and the log names
+them. A message without a key is at fault on an ordered subject.
 
-Each message of an ordered subject goes to the partition that holds its key when the message is due, and each key in order:
+Unordered: a group that is unreachable, drained, silent or busy delays only what is planned there, and a batch that may be stored there
+stays there. While no group is available, nothing is planned.
 
-    put ─▶ by logical partition ─▶ partition: batcher ─planned─▶ window ─▶ broker group
-                  ▲                                      │ settled after a change of the route
-                  └──────────── newest route ────────────┘ messages that are not stored there, then messages that wait after them
-
-`Partitioner` (qmq/delivery/partitioner.py) says which partition a logical partition belongs to, through changes of the route. In addition:
+Ordered: `Partitioner` (qmq/delivery/partitioner.py) says which partition a logical partition belongs to, through changes of the route. In
+addition:
 * Plans of an earlier master go first. If the newest route lacks their partition, the logical partitions of their messages wait for them.
 * When a partition refuses as if it were sealed, the route is requested until it is newer.
-* A message without a key cannot be sent here: it is set aside.
 
 Worked example: partition 1 holds [0, 8) and is split into 2 and 3 while three batches are on their way: the first is stored, the others
 are refused. The route of version 2 lacks partition 1, and the refused batches are certainly not stored: void. Their messages, and then the
@@ -37,14 +36,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from qmq_ordering.routes import LpRange, PhysicalPartition
 
 from qmq.client.connection.connection import Connection
-from qmq.client.connection.pool import Links
 from qmq.client.metadata.cache import Ordering
 from qmq.client.producing.master_connection import MasterConnection
 from qmq.client.producing.ordered.partition_sender import Keys
@@ -64,20 +62,33 @@ log = logging.getLogger("qmq.delay")
 
 UNKNOWN_RANGE = LpRange(0, 0)
 """The range of a partition that is known only from a plan."""
-Encode = Callable[[DueBatch], tuple[bytes, bytes]]
-"""Returns the encoded batch. Raises QmqError."""
-Changed = Callable[["DueConnection"], None]
-"""Batches were decided, or the window's state changed: do what is needed, and `pump`."""
-Wants = Callable[["DueConnection"], bool]
-"""Whether messages wait that could be planned for the connection's window."""
+
+
+class Destination(DueWindow):
+    """The window of a broker group or a partition, and its connection. A group has a partition if a plan from when the subject was ordered
+    names it.
+    """
+
+    def __init__(self, owner: SubjectDispatcher, group: str, partition: int, batcher: DueBatcher, *, is_ordered: bool) -> None:
+        super().__init__(group, partition, is_ordered=is_ordered)
+        self.batcher = batcher
+        """The messages that wait for this partition, or for any broker group."""
+        self.is_writable = is_ordered
+        """For a broker group: see `Balancer`."""
+        self.connection = DueConnection(owner, self)
 
 
 class DueConnection(MasterConnection[DueBatch]):
-    def __init__(self, links: Links, subject: str, window: DueWindow, encode: Encode, changed: Changed, wants: Wants) -> None:
-        super().__init__(links, subject, window.group, window, lambda: changed(self))
-        self.window = window
-        self._encode_batch = encode
-        self._wants = wants
+    """The connection of a destination to the master of its broker group.
+
+    It never gives up: while the window needs it, it tries again, with the locator's pauses, and with growing pauses for errors that only a
+    change in the cluster can fix.
+    """
+
+    def __init__(self, owner: SubjectDispatcher, window: Destination) -> None:
+        super().__init__(owner.planner.links, owner.subject, window.group, window, lambda: owner.changed(window))
+        self._owner = owner
+        self._destination = window
 
     def _transmit(self, connection: Connection, batch: DueBatch) -> None:
         if batch.is_uncertain > batch.says_again:
@@ -86,20 +97,23 @@ class DueConnection(MasterConnection[DueBatch]):
 
     def _encode(self, batch: DueBatch) -> tuple[bytes, ...]:
         batch.says_again = batch.is_uncertain
+        messages = batch.draft.messages
         try:
-            return self._encode_batch(batch)
+            return encoded(batch.draft, self._owner.lps(messages) if self._destination.is_ordered else None, is_again=batch.is_uncertain)
         except QmqError:
             raise
-        except Exception as cause:
-            raise _unencodable(cause) from cause
+        except MemoryError as cause:
+            raise Overloaded("no memory to make the batch") from cause
+        except Exception as cause:  # the messages are at fault, for any error of the library
+            raise InvalidArgument(f"the stored messages cannot be made into a batch: {type(cause).__name__}: {cause}") from cause
 
     def _stored(self, batch: DueBatch, produced: Produced, now: float) -> None:
-        self.window.stored(batch, produced, now)
+        self._destination.stored(batch, produced, now)
 
     @property
     def _is_needed(self) -> bool:
-        window = self.window
-        return not self.is_closed and not window.is_settled and (bool(window.flight) or self._wants(self))
+        window = self._destination
+        return not self.is_closed and not window.is_settled and (bool(window.flight) or self._owner.has_for(window))
 
     async def _gives_up(self, failure: QmqError, failures: int) -> bool:
         if isinstance(failure, ClientClosed):
@@ -107,13 +121,6 @@ class DueConnection(MasterConnection[DueBatch]):
         self._unreached(failure)
         await asyncio.sleep(pause_s(failures, failure))
         return False
-
-
-def _unencodable(cause: Exception) -> QmqError:
-    """The error for a batch that cannot be encoded: its messages are at fault, for any error of the library."""
-    if isinstance(cause, MemoryError):
-        return Overloaded("no memory to make the batch")
-    return InvalidArgument(f"the stored messages cannot be made into a batch: {type(cause).__name__}: {cause}")
 
 
 class _Aside(NamedTuple):
@@ -245,227 +252,82 @@ class SubjectOutcomes:
             aside.timer.cancel()
 
 
-class DueGroup(DueWindow):
-    """The window of one broker group, and its connection. `partition` is for plans from when the subject was ordered."""
-
-    def __init__(self, subject: str, group: str, partition: int, links: Links, encode: Encode, changed: Changed, wants: Wants) -> None:
-        super().__init__(group, partition)
-        self.is_writable = False
-        self.connection = DueConnection(links, subject, self, encode, changed, wants)
-
-
-class BalancedDispatcher:
-    is_ordered = False
-
-    def __init__(self, subject: str, planner: BatchPlanner, outcomes: SubjectOutcomes, resumed: Sequence[DueBatch]) -> None:
+class SubjectDispatcher:
+    def __init__(self, subject: str, planner: BatchPlanner) -> None:
         self.subject = subject
-        self._outcomes = outcomes
-        self._planner = planner
+        self.planner = planner
         self._locator = planner.links.locator
         self._loop = asyncio.get_running_loop()
-        self._batcher = DueBatcher(self._planner.limits, outcomes.suspects)
-        self._groups: dict[tuple[str, int], DueGroup] = {}
-        self._balancer = Balancer(self._group, lambda group, _: group.may_admit(self._loop.time()))
+        self._outcomes = SubjectOutcomes(subject, planner, self._find_again, self._try_again, self.withdraw)
+        self._batcher = DueBatcher(planner.limits, self._outcomes.suspects)  # empty while each partition has its own
+        self._resumed: list[DueBatch] = []
+        self._way: Balancer[Destination] | Partitioner[Destination] | None = None  # None: not located
+        self._keys = Keys()
+        self._destinations: dict[tuple[str, int], Destination] = {}
+        self._finding: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[None] | None = None
         self._is_closed = False
-        for batch in resumed:
-            self._group(batch.draft.broker_group, batch.draft.partition).admit(batch)
-        self._locator.listen(self.subject, self._rerouted)
-        self._rerouted()
 
     # --- in ------------------------------------------------------------------------------------------------------------
 
     def put(self, messages: Sequence[DueMessage]) -> None:
-        self._batcher.messages.extend(messages)
-        self._draft()
+        """Add due messages, in order."""
+        self.planner.waiting.update(dict.fromkeys([message.place for message in messages], self.withdraw))
+        self._add(messages)
+        if self._way is None:
+            self._find(0.0)
 
-    def put_back(self, messages: Sequence[DueMessage]) -> None:
-        self._batcher.put_back(messages)
+    def resume(self, batch: DueBatch) -> None:
+        """Take over a plan of an earlier master. Call it before the first `put`."""
+        self._resumed.append(batch)
+        self.planner.resume([batch])
+        self._find(0.0)
 
     def withdraw(self, place: SchedulePlace) -> bool:
-        """Remove a message that is not planned; False if it is not here."""
-        return self._batcher.withdraw(place)
+        """Remove a message that waits; False if it does not wait here."""
+        if not self._outcomes.take_aside(place) and not any(batcher.withdraw(place) for batcher in self._batchers):
+            return False
+        self._outcomes.forget([place])
+        del self.planner.waiting[place]
+        return True
 
-    def take_waiting(self) -> list[DueMessage]:
-        """Remove and return all unplanned messages, in order."""
-        messages = list(self._batcher.messages)
-        self._batcher.messages.clear()
-        return messages
-
-    # --- out -----------------------------------------------------------------------------------------------------------
-
-    def pump(self) -> None:
-        """Plan and send what can be planned and sent."""
-        self._draft()
-        for group in list(self._groups.values()):
-            group.connection.pump()
-
-    def _draft(self) -> None:
-        """Plan waiting messages, as long as a group takes them."""
-        batcher = self._batcher
-        if batcher and not self._outcomes.is_held and not self._is_closed:
-            self._locator.touch(self.subject)
-            while batcher and (group := self._balancer.pick(0)) is not None:
-                messages, size = batcher.take()
-                draft = Draft(self.subject, 0, group.group, *self._planner.next_number(), messages)
-                self._planner.plan(group, draft, size, group.connection.pump)
-            if batcher:
-                self._look_for_more()
-
-    def _look_for_more(self) -> None:
-        for group in self._balancer:
-            if group.is_writable:
-                group.connection.reach()
-        if not self._balancer.is_writable and self._asking is None:
-            self._asking = self._loop.create_task(self._ask())
-
-    async def _ask(self) -> None:
-        """Locate the subject again until it has a usable group; the locator keeps the pauses."""
-        try:
-            while self._batcher and not self._balancer.is_writable and not self._outcomes.is_held:
-                try:
-                    await self._locator.groups(self.subject, refresh=True)
-                    self._rerouted()
-                except QmqError as failure:
-                    self._outcomes.hold(failure)
-        finally:
-            self._asking = None
-
-    def _encode(self, batch: DueBatch) -> tuple[bytes, bytes]:
-        """The batch as it travels. Raises MessageTooLarge."""
-        return encoded(batch.draft, is_again=batch.is_uncertain)
-
-    # --- what changes --------------------------------------------------------------------------------------------------
-
-    def _changed(self, connection: DueConnection) -> None:
-        """For a connection: see `Changed`."""
-        self._release(connection.window)
-        self._batcher.put_back(self._outcomes.collect(connection.window))
-        self._draft()
-        connection.pump()
-
-    def _release(self, window: DueWindow) -> None:
-        now = self._loop.time()
-        if window.flight and window.is_troubled(now):
-            others = [each for each in self._balancer if each is not window and each.is_writable and not each.is_troubled(now)]
-            if others or not any(each.group == window.group and each.is_writable for each in self._balancer):
-                window.release()
-
-    def _wants(self, connection: DueConnection) -> bool:
-        """For a connection: whether messages wait that it could take."""
-        group = self._groups[connection.window.group, connection.window.partition]
-        return bool(self._batcher) and not self._outcomes.is_held and group.is_writable
-
-    def _rerouted(self) -> None:
-        """The locator has news about the subject or its groups."""
-        groups = self._locator.book.groups(self.subject)
-        if groups is None or self._is_closed:
-            return
-        self._balancer.learn(groups)
-        for group in list(self._groups.values()):
-            group.connection.moved()
-            self._changed(group.connection)
-
-    def _group(self, name: str, partition: int = 0) -> DueGroup:
-        group = self._groups.get((name, partition))
-        if group is None:
-            group = DueGroup(self.subject, name, partition, self._planner.links, self._encode, self._changed, self._wants)
-            self._groups[name, partition] = group
-        return group
-
-    # --- for people, and the end ---------------------------------------------------------------------------------------
+    # --- messages that wait --------------------------------------------------------------------------------------------
 
     @property
-    def waiting(self) -> int:
-        """Messages that are not planned."""
-        return len(self._batcher)
+    def _batchers(self) -> list[DueBatcher]:
+        if isinstance(self._way, Partitioner):
+            return [partition.batcher for partition in self._destinations.values()]
+        return [self._batcher]
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether every planned batch is decided."""
-        return not any(group.flight for group in self._groups.values())
-
-    def trouble(self) -> tuple[int, str]:
-        """The messages that cannot be delivered now, and why."""
-        now = self._loop.time()
-        troubled = [group for group in self._groups.values() if group.is_troubled(now)]
-        count = sum([len(batch.draft.messages) for group in troubled for batch in group.flight])
-        why: QmqError | None = next((group.trouble for group in troubled if group.trouble is not None), None)
-        if not self._balancer.is_writable:
-            why = why or ReadOnly(f"all broker groups of {self.subject!r} are drained: resume one with `qmq broker resume`")
-        if all(group in troubled for group in self._balancer if group.is_writable):
-            count += len(self._batcher)
-        return count, str(why) if why is not None else ""
-
-    def close(self) -> None:
-        """Send no more batches."""
-        self._is_closed = True
-        self._locator.unlisten(self.subject, self._rerouted)
-        if self._asking is not None:
-            self._asking.cancel()
-        for group in self._groups.values():
-            group.connection.close()
-
-
-class DuePartition(DueWindow):
-    """The window of one partition, the messages that wait for it, and its connection."""
-
-    def __init__(
-        self, subject: str, part: PhysicalPartition, batcher: DueBatcher, links: Links, encode: Encode, changed: Changed, wants: Wants
-    ) -> None:
-        super().__init__(part.group, part.number, is_ordered=True)
-        self.batcher = batcher
-        self.connection = DueConnection(links, subject, self, encode, changed, wants)
-
-
-class PartitionedDispatcher:
-    is_ordered = True
-
-    def __init__(
-        self, subject: str, planner: BatchPlanner, outcomes: SubjectOutcomes, ordering: Ordering, resumed: Sequence[DueBatch]
-    ) -> None:
-        self.subject = subject
-        self._outcomes = outcomes
-        self._planner = planner
-        self._locator = planner.links.locator
-        self._loop = asyncio.get_running_loop()
-        self._keys = Keys(ordering.route.logical_partitions)
-        self._partitioner = Partitioner(self._make)
-        self._following: asyncio.Task[None] | None = None
-        self._is_closed = False
-        self._begin(ordering, resumed)
-
-    def _begin(self, ordering: Ordering, resumed: Sequence[DueBatch]) -> None:
-        self._partitioner.learn(ordering.route, ordering.fenced, self._loop.time())
-        for batch in resumed:
-            draft = batch.draft
-            part = PhysicalPartition(draft.partition, UNKNOWN_RANGE, draft.broker_group)
-            self._partitioner.resume(part, self._lps(draft.messages)).admit(batch)
-        self._locator.listen(self.subject, self._rerouted)
-        self._learn(ordering)
-
-    def _make(self, part: PhysicalPartition) -> DuePartition:
-        batcher = DueBatcher(self._planner.limits, self._outcomes.suspects)
-        return DuePartition(self.subject, part, batcher, self._planner.links, self._encode, self._changed, self._wants)
-
-    def _lps(self, messages: Sequence[DueMessage]) -> list[int]:
+    def lps(self, messages: Sequence[DueMessage]) -> list[int]:
+        """The logical partitions of messages with keys."""
         return self._keys.of_many([message.key for message in messages])
 
-    @property
-    def _partitions(self) -> list[DuePartition]:
-        return list(self._partitioner.partitions.values())
-
-    # --- in ------------------------------------------------------------------------------------------------------------
-
-    def put(self, messages: Sequence[DueMessage]) -> None:
+    def _add(self, messages: Sequence[DueMessage]) -> None:
+        """Add messages behind all others, and plan what can be planned."""
+        way = self._way
+        if not isinstance(way, Partitioner):
+            self._batcher.messages.extend(messages)
+            self._draft(None)
+            return
         messages = self._with_key(messages)
-        by_lp, touched = self._partitioner.by_lp, dict[int, DuePartition]()
-        for message, lp in zip(messages, self._lps(messages), strict=True):
-            partition = by_lp[lp]
+        touched: dict[int, Destination] = {}
+        for message, lp in zip(messages, self.lps(messages), strict=True):
+            partition = way.by_lp[lp]
             partition.batcher.messages.append(message)
             touched[partition.partition] = partition
         for partition in touched.values():
             self._draft(partition)
+
+    def _put_back(self, messages: Sequence[DueMessage]) -> None:
+        """Add messages before all others, in order."""
+        way = self._way
+        if not isinstance(way, Partitioner):
+            self._batcher.put_back(messages)
+            return
+        messages = self._with_key(messages)
+        for message, lp in reversed(list(zip(messages, self.lps(messages), strict=True))):
+            way.by_lp[lp].batcher.messages.appendleft(message)
 
     def _with_key(self, messages: Sequence[DueMessage]) -> Sequence[DueMessage]:
         if all([message.key for message in messages]):  # noqa: C419 - faster than a generator
@@ -476,221 +338,12 @@ class PartitionedDispatcher:
                 self._outcomes.set_aside(message, why)
         return [message for message in messages if message.key]
 
-    def put_back(self, messages: Sequence[DueMessage]) -> None:
-        messages = self._with_key(messages)
-        by_lp = self._partitioner.by_lp
-        for message, lp in reversed(list(zip(messages, self._lps(messages), strict=True))):
-            by_lp[lp].batcher.messages.appendleft(message)
+    def _try_again(self, message: DueMessage) -> None:
+        """A message that was set aside is tried again."""
+        self._put_back([message])
+        self._pump()
 
-    def withdraw(self, place: SchedulePlace) -> bool:
-        """Remove a message that is not planned; False if it is not here."""
-        return any(partition.batcher.withdraw(place) for partition in self._partitions)
-
-    def take_waiting(self) -> list[DueMessage]:
-        """Remove and return all unplanned messages, in the order of each key."""
-        messages = [message for partition in self._partitions for message in partition.batcher.messages]
-        for partition in self._partitions:
-            partition.batcher.messages.clear()
-        return messages
-
-    # --- out -----------------------------------------------------------------------------------------------------------
-
-    def pump(self) -> None:
-        """Plan and send what can be planned and sent."""
-        for partition in self._partitions:
-            self._draft(partition)
-            partition.connection.pump()
-
-    def _draft(self, partition: DuePartition) -> None:
-        """Plan the messages that wait for a partition, as long as its broker group takes them."""
-        batcher, connection = partition.batcher, partition.connection
-        if not batcher or self._outcomes.is_held or self._is_closed:
-            return
-        self._locator.touch(self.subject)
-        while batcher and partition.may_admit(self._loop.time()):
-            messages, size = batcher.take()
-            draft = Draft(self.subject, partition.partition, partition.group, *partition.number(self._planner.new_id), messages)
-            self._planner.plan(partition, draft, size, lambda: self._planned(connection))
-        if batcher:
-            connection.reach()
-
-    def _planned(self, connection: DueConnection) -> None:
-        if not connection.is_closed:
-            self._changed(connection)
-
-    def _encode(self, batch: DueBatch) -> tuple[bytes, bytes]:
-        """The batch as it travels. Raises MessageTooLarge."""
-        return encoded(batch.draft, self._lps(batch.draft.messages), is_again=batch.is_uncertain)
-
-    # --- what changes --------------------------------------------------------------------------------------------------
-
-    def _changed(self, connection: DueConnection) -> None:
-        """For a connection: see `Changed`."""
-        partition = self._partitioner.partitions[connection.window.partition]
-        if partition.is_settled:
-            self._settle()
-            return
-        self.put_back(self._outcomes.collect(partition))
-        self._draft(partition)
-        connection.pump()
-        if partition.wants_route and self._following is None and not self._is_closed:
-            self._following = self._loop.create_task(self._follow())
-
-    def _wants(self, connection: DueConnection) -> bool:
-        """For a connection: whether messages wait that could be planned for its partition."""
-        partition = self._partitioner.partitions.get(connection.window.partition)
-        return partition is not None and bool(partition.batcher) and not partition.is_left and not self._outcomes.is_held
-
-    # --- routes --------------------------------------------------------------------------------------------------------
-
-    def _rerouted(self) -> None:
-        """The locator has news about the subject or its groups."""
-        ordering = self._locator.book.ordering(self.subject)
-        if ordering is not None and not self._is_closed:
-            self._learn(ordering)
-
-    def _learn(self, ordering: Ordering) -> None:
-        if ordering.route.version >= self._partitioner.version:
-            self._partitioner.learn(ordering.route, ordering.fenced, self._loop.time())
-            self._settle()
-            for partition in self._partitions:
-                partition.connection.moved()
-
-    def _settle(self) -> None:
-        """Settled partitions hand over their messages by the newest route: those not stored there first, then those that waited."""
-        for partition in self._partitioner.settle():
-            partition.settle()
-            partition.connection.close()
-            waiting = [*self._outcomes.collect(partition), *partition.batcher.messages]
-            for message, lp in zip(waiting, self._lps(waiting), strict=True):
-                self._partitioner.by_lp[lp].batcher.messages.append(message)
-        self.pump()
-
-    async def _follow(self) -> None:
-        """Ask for the route until it is newer; the locator keeps the pauses."""
-        try:
-            while self._partitioner.wants_route and not self._outcomes.is_held:
-                try:
-                    await self._locator.ordering(self.subject, refresh=True)
-                except QmqError as failure:
-                    self._outcomes.hold(failure)
-        finally:
-            self._following = None
-
-    # --- for people, and the end ---------------------------------------------------------------------------------------
-
-    @property
-    def waiting(self) -> int:
-        """Messages that are not planned."""
-        return sum([len(partition.batcher) for partition in self._partitions])
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no planned batch is undecided."""
-        return not any(partition.flight for partition in self._partitions)
-
-    def trouble(self) -> tuple[int, str]:
-        """The messages that cannot be delivered now, and why."""
-        now, count, why = self._loop.time(), 0, None
-        for partition in self._partitions:
-            if partition.is_troubled(now) or partition.is_left or partition.wants_route:
-                held = len(partition.batcher) + sum([len(batch.draft.messages) for batch in partition.flight])
-                count += held
-                if held and why is None:
-                    why = partition.trouble or RouteChanged(f"earlier messages to partition {partition.partition} are not settled yet")
-        return count, str(why) if why is not None else ""
-
-    def close(self) -> None:
-        """Send no more batches."""
-        self._is_closed = True
-        self._locator.unlisten(self.subject, self._rerouted)
-        if self._following is not None:
-            self._following.cancel()
-        for partition in self._partitions:
-            partition.connection.close()
-
-
-class LocatedDispatcher(Protocol):
-    """Sends the messages of a located subject."""
-
-    is_ordered: bool
-
-    @property
-    def waiting(self) -> int:
-        """Messages that are not planned."""
-        ...
-
-    def put(self, messages: Sequence[DueMessage]) -> None: ...
-
-    def put_back(self, messages: Sequence[DueMessage]) -> None: ...
-
-    def pump(self) -> None:
-        """Plan and send what can be planned and sent."""
-        ...
-
-    def withdraw(self, place: SchedulePlace) -> bool:
-        """Remove a message that is not planned; False if it is not here."""
-        ...
-
-    def take_waiting(self) -> list[DueMessage]:
-        """Remove and return all unplanned messages, in order."""
-        ...
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no planned batch is undecided."""
-        ...
-
-    def trouble(self) -> tuple[int, str]:
-        """The messages that cannot be delivered now, and why."""
-        ...
-
-    def close(self) -> None:
-        """Send no more batches."""
-        ...
-
-
-class SubjectDispatcher:
-    def __init__(self, subject: str, planner: BatchPlanner) -> None:
-        self.subject = subject
-        self._planner = planner
-        self._outcomes = SubjectOutcomes(subject, planner, self._find_again, self._put_back, self.withdraw)
-        self._loop = asyncio.get_running_loop()
-        self._unlocated: deque[DueMessage] = deque()
-        self._resumed: list[DueBatch] = []
-        self._located: LocatedDispatcher | None = None
-        self._finding: asyncio.Task[None] | None = None
-        self._is_closed = False
-
-    # --- in ------------------------------------------------------------------------------------------------------------
-
-    def put(self, messages: Sequence[DueMessage]) -> None:
-        """Add due messages, in order."""
-        self._planner.waiting.update(dict.fromkeys([message.place for message in messages], self.withdraw))
-        if self._located is None:
-            self._unlocated.extend(messages)
-            self._find(0.0)
-        else:
-            self._located.put(messages)
-
-    def resume(self, batch: DueBatch) -> None:
-        """Take over the plans of an earlier master. Call it before the first `put`."""
-        self._resumed.append(batch)
-        self._planner.resume([batch])
-        self._find(0.0)
-
-    def withdraw(self, place: SchedulePlace) -> bool:
-        """Remove a message that waits; False if it does not wait here."""
-        if not self._outcomes.take_aside(place) and (self._located is None or not self._located.withdraw(place)):
-            kept = [message for message in self._unlocated if message.place != place]
-            if len(kept) == len(self._unlocated):
-                return False
-            self._unlocated = deque(kept)
-        self._outcomes.forget([place])
-        del self._planner.waiting[place]
-        return True
-
-    # --- which way ---------------------------------------------------------------------------------------------------------
+    # --- the state -----------------------------------------------------------------------------------------------------
 
     def _find(self, wait_s: float, *, refresh: bool = False) -> None:
         if self._finding is None and not self._is_closed:
@@ -700,13 +353,13 @@ class SubjectDispatcher:
         self._find(wait_s, refresh=True)
 
     async def _locate(self, wait_s: float, refresh: bool) -> None:
-        planner, failures = self._planner, 0
+        planner, failures = self.planner, 0
         while True:
             if wait_s:
                 await asyncio.sleep(wait_s)
             try:
                 async with planner.lookups:
-                    ordering = await planner.links.locator.ordering(self.subject, refresh=refresh)
+                    ordering = await self._locator.ordering(self.subject, refresh=refresh)
                 break
             except ClientClosed:
                 return
@@ -722,40 +375,157 @@ class SubjectDispatcher:
                 wait_s, refresh = pause_s(failures, refusal), True
         self._finding = None
         self._outcomes.located()
-        self._go(ordering)
-
-    def _go(self, ordering: Ordering | None) -> None:
-        located = self._located
-        if located is not None and located.is_ordered != (ordering is not None):
-            if not located.is_idle:
+        if self._way is None or isinstance(self._way, Partitioner) != (ordering is not None):
+            if any(each.flight for each in self._destinations.values()):
                 self._outcomes.hold(QmqError(f"subject {self.subject!r} changed its order while batches are under way"))
                 return
-            self._unlocated.extend(located.take_waiting())
-            located.close()
-            located = None
-        if located is None:
-            resumed, self._resumed = self._resumed, []
-            located = self._make(ordering, resumed)
-            self._located = located
-            unlocated, self._unlocated = self._unlocated, deque()
-            if unlocated:
-                located.put(unlocated)
-        located.pump()
+            self._begin(ordering)
+        self._pump()
 
-    def _make(self, ordering: Ordering | None, resumed: Sequence[DueBatch]) -> LocatedDispatcher:
+    def _begin(self, ordering: Ordering | None) -> None:
+        """Send by this order from now on. Nothing is on its way."""
+        waiting = [message for batcher in self._batchers for message in batcher.messages]
+        self._batcher.messages.clear()
+        for each in self._destinations.values():
+            each.connection.close()
+        self._destinations.clear()
+        resumed, self._resumed = self._resumed, []
         if ordering is None:
-            return BalancedDispatcher(self.subject, self._planner, self._outcomes, resumed)
-        return PartitionedDispatcher(self.subject, self._planner, self._outcomes, ordering, resumed)
-
-    def _put_back(self, message: DueMessage) -> None:
-        """A message that was set aside is tried again."""
-        if self._located is None:
-            self._unlocated.appendleft(message)
+            self._way = Balancer(self._destination, lambda group, _: group.may_admit(self._loop.time()))
+            for batch in resumed:
+                self._destination(batch.draft.broker_group, batch.draft.partition).admit(batch)
         else:
-            self._located.put_back([message])
-            self._located.pump()
+            self._keys = Keys(ordering.route.logical_partitions)
+            self._way = way = Partitioner(lambda part: self._destination(part.group, part.number))
+            way.learn(ordering.route, ordering.fenced, self._loop.time())
+            for batch in resumed:
+                part = PhysicalPartition(batch.draft.partition, UNKNOWN_RANGE, batch.draft.broker_group)
+                way.resume(part, self.lps(batch.draft.messages)).admit(batch)
+        self._locator.listen(self.subject, self._rerouted)
+        self._rerouted()
+        self._add(waiting)
 
-    # --- for people ----------------------------------------------------------------------------------------------------
+    def _destination(self, group: str, partition: int = 0) -> Destination:
+        found = self._destinations.get((group, partition))
+        if found is None:
+            is_ordered = isinstance(self._way, Partitioner)
+            batcher = DueBatcher(self.planner.limits, self._outcomes.suspects) if is_ordered else self._batcher
+            found = self._destinations[group, partition] = Destination(self, group, partition, batcher, is_ordered=is_ordered)
+        return found
+
+    def _rerouted(self) -> None:
+        """The locator has news about the subject or its groups."""
+        way, book = self._way, self._locator.book
+        if isinstance(way, Partitioner) and (ordering := book.ordering(self.subject)) is not None:
+            way.learn(ordering.route, ordering.fenced, self._loop.time())
+        elif isinstance(way, Balancer) and (groups := book.groups(self.subject)) is not None:
+            way.learn(groups)
+        else:
+            return
+        for each in self._destinations.values():
+            each.connection.moved()
+        self._pump()
+
+    def _ask(self) -> None:
+        if self._asking is None and not self._is_closed:
+            self._asking = self._loop.create_task(self._ask_for_more())
+
+    async def _ask_for_more(self) -> None:
+        """Locate the subject again until it has a usable group, or a newer route; the locator keeps the pauses."""
+        try:
+            while self._has_nowhere and not self._outcomes.is_held:
+                try:
+                    await self._locator.ordering(self.subject, refresh=True)
+                    self._rerouted()
+                except QmqError as failure:
+                    self._outcomes.hold(failure)
+        finally:
+            self._asking = None
+
+    @property
+    def _has_nowhere(self) -> bool:
+        way = self._way
+        return way.wants_route if isinstance(way, Partitioner) else way is not None and bool(self._batcher) and not way.is_writable
+
+    # --- out -----------------------------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        """Record, plan and send what can be recorded, planned and sent."""
+        self._settle()
+        for each in list(self._destinations.values()):
+            self._advance(each)
+        if isinstance(self._way, Balancer):
+            self._draft(None)  # there may be no destination at all
+
+    def changed(self, destination: Destination) -> None:
+        """For the connection: batches were decided, or the state of the window changed."""
+        if destination.connection.is_closed:
+            return
+        if destination.is_settled:
+            self._pump()
+        else:
+            self._advance(destination)
+
+    def _planned(self, destination: Destination) -> None:
+        if destination.is_ordered:
+            self.changed(destination)  # what can never be stored becomes void only when all of it is planned
+        else:
+            destination.connection.pump()  # without `_release`, which would take back what was never tried
+
+    def _advance(self, destination: Destination) -> None:
+        if not destination.is_ordered:
+            self._release(destination)
+        self._put_back(self._outcomes.collect(destination))
+        self._draft(destination if destination.is_ordered else None)
+        destination.connection.pump()
+        if destination.wants_route:
+            self._ask()
+
+    def _draft(self, partition: Destination | None) -> None:
+        """Plan what waits for a partition, or (None) for any broker group, as long as there is room."""
+        way, batcher = self._way, self._batcher if partition is None else partition.batcher
+        if way is None or not batcher or self._outcomes.is_held or self._is_closed:
+            return
+        self._locator.touch(self.subject)
+        while batcher and (taker := self._taker(partition)) is not None:
+            messages, size = batcher.take()
+            number = self.planner.next_number() if partition is None else partition.number(self.planner.new_id)
+            draft = Draft(self.subject, taker.partition, taker.group, *number, messages)
+            self.planner.plan(taker, draft, size, partial(self._planned, taker))
+        if batcher:
+            for each in list(self._destinations.values()) if partition is None else [partition]:
+                each.connection.reach()
+            if isinstance(way, Balancer) and not way.is_writable:
+                self._ask()
+
+    def _taker(self, partition: Destination | None) -> Destination | None:
+        """Who gets the next batch of what waits for a partition, or for any broker group; None if nobody has room."""
+        if isinstance(self._way, Balancer):
+            return self._way.pick(0)
+        return partition if partition is not None and partition.may_admit(self._loop.time()) else None
+
+    def has_for(self, destination: Destination) -> bool:
+        """For the connection: whether messages wait that it could take."""
+        return bool(destination.batcher) and destination.is_writable and not destination.is_left and not self._outcomes.is_held
+
+    def _release(self, window: Destination) -> None:
+        """Make refused batches of a troubled group void if another group can take them, or their group is drained."""
+        now = self._loop.time()
+        if window.flight and window.is_troubled(now):
+            groups = [each for each in self._destinations.values() if each.is_writable]
+            is_free = any(each is not window and not each.is_troubled(now) for each in groups)
+            if is_free or all(each.group != window.group for each in groups):
+                window.release()
+
+    def _settle(self) -> None:
+        """Settled partitions hand over their messages by the newest route: those not stored there first, then those that waited."""
+        for partition in self._way.settle() if isinstance(self._way, Partitioner) else []:
+            partition.settle()
+            partition.connection.close()
+            del self._destinations[partition.group, partition.partition]
+            self._add([*self._outcomes.collect(partition), *partition.batcher.messages])
+
+    # --- for people, and the end ---------------------------------------------------------------------------------------
 
     @property
     def set_aside_messages(self) -> int:
@@ -765,27 +535,38 @@ class SubjectDispatcher:
     @property
     def is_idle(self) -> bool:
         """Whether no message waits and no batch is in flight."""
-        located = self._located
-        is_waiting = self._unlocated or self._resumed or self._outcomes.aside_messages
-        return not is_waiting and (located is None or (located.is_idle and not located.waiting))
+        is_waiting = any(self._batchers) or self._resumed or self._outcomes.aside_messages
+        return not is_waiting and not any(each.flight for each in self._destinations.values())
 
     def trouble(self) -> tuple[int, str]:
         """The messages that cannot be delivered now, and why; (0, "") if there are none."""
-        if self._located is None:
-            count, why = len(self._unlocated) + sum([len(each.draft.messages) for each in self._resumed]), ""
+        way, now, why = self._way, self._loop.time(), self._outcomes.refusal
+        if isinstance(way, Partitioner):
+            troubled = [each for each in self._destinations.values() if each.is_troubled(now) or each.is_left or each.wants_route]
+            troubled = [each for each in troubled if each.batcher or each.flight]
+            count = sum([len(each.batcher) for each in troubled])
+            if troubled:
+                first = troubled[0]
+                why = why or first.trouble or RouteChanged(f"earlier messages to partition {first.partition} are not settled yet")
         else:
-            count, why = self._located.trouble()
-        if self._outcomes.refusal is not None:
-            why = str(self._outcomes.refusal)
-        count += self._outcomes.aside_messages
-        why = why or self._outcomes.why_aside
-        return (count, why) if why and count else (0, "")
+            troubled = [each for each in self._destinations.values() if each.is_troubled(now)]
+            why = why or next((each.trouble for each in troubled if each.trouble is not None), None)
+            if way is not None and not way.is_writable:
+                why = why or ReadOnly(f"all broker groups of {self.subject!r} are drained: resume one with `qmq broker resume`")
+            is_stuck = way is None or all(group in troubled for group in way if group.is_writable)
+            count = len(self._batcher) if is_stuck else 0
+        batches = self._resumed + [batch for each in troubled for batch in each.flight]
+        count += sum([len(batch.draft.messages) for batch in batches]) + self._outcomes.aside_messages
+        text = str(why) if why is not None else self._outcomes.why_aside
+        return (count, text) if text and count else (0, "")
 
     def close(self) -> None:
         """Stop sending immediately."""
         self._is_closed = True
-        if self._finding is not None:
-            self._finding.cancel()
+        self._locator.unlisten(self.subject, self._rerouted)
+        for task in (self._finding, self._asking):
+            if task is not None:
+                task.cancel()
         self._outcomes.close()
-        if self._located is not None:
-            self._located.close()
+        for each in self._destinations.values():
+            each.connection.close()
