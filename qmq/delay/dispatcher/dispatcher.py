@@ -233,7 +233,7 @@ class DueDispatcher:
     @property
     def set_aside(self) -> int:
         """Messages that cannot be delivered; the log names them."""
-        return sum([each.set_aside_messages for each in self._subjects.values()])
+        return sum([len(each.aside) for each in self._subjects.values()])
 
     def stuck(self, subject: str) -> int:
         """Waiting messages of the subject that cannot be delivered now; 0 if all can."""

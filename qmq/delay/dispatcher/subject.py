@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -56,7 +56,7 @@ from qmq.errors import ClientClosed, InvalidArgument, MessageTooLarge, Overloade
 from qmq.wire.frame_payloads import Produced
 
 if TYPE_CHECKING:
-    from qmq.delay.dispatcher.dispatcher import BatchPlanner, Withdraw
+    from qmq.delay.dispatcher.dispatcher import BatchPlanner
 
 log = logging.getLogger("qmq.delay")
 
@@ -123,133 +123,12 @@ class DueConnection(MasterConnection[DueBatch]):
         return False
 
 
-class _Aside(NamedTuple):
+class Aside(NamedTuple):
+    """A message that is set aside."""
+
     message: DueMessage
     why: QmqError
     timer: asyncio.TimerHandle
-
-
-class SubjectOutcomes:
-    """`locate_again` is called with a pause in seconds when planning is held. `put_back` takes a message that was set aside, to be sent
-    before all others. `withdraw` removes a waiting message of the subject.
-    """
-
-    def __init__(
-        self,
-        subject: str,
-        planner: BatchPlanner,
-        locate_again: Callable[[float], None],
-        put_back: Callable[[DueMessage], None],
-        withdraw: Withdraw,
-    ) -> None:
-        self.suspects: dict[SchedulePlace, int] = {}
-        """Messages of batches that were refused because of their content, and how many may share a batch with each."""
-        self.refusal: QmqError | None = None
-        """Why planning is held."""
-        self._subject = subject
-        self._planner = planner
-        self._locate_again = locate_again
-        self._put_back = put_back
-        self._withdraw = withdraw
-        self._loop = asyncio.get_running_loop()
-        self._aside: dict[SchedulePlace, _Aside] = {}
-        self._tries: dict[SchedulePlace, int] = {}
-        self._refusals = 0
-
-    # --- held ----------------------------------------------------------------------------------------------------------
-
-    @property
-    def is_held(self) -> bool:
-        """Whether planning is paused."""
-        return self.refusal is not None
-
-    def hold(self, failure: QmqError) -> None:
-        """Plan nothing for a while, then locate the subject again."""
-        if self.refusal is None:
-            self.refusal = failure
-            self._refusals += 1
-            self._locate_again(pause_s(self._refusals, failure))
-
-    def not_located(self, failure: QmqError) -> None:
-        """Locating the subject failed: planning is held until it succeeds."""
-        self.refusal = failure
-
-    def located(self) -> None:
-        """The subject is located: continue planning."""
-        self.refusal = None
-
-    # --- decided -------------------------------------------------------------------------------------------------------
-
-    def collect(self, window: DueWindow) -> list[DueMessage]:
-        """Record what was decided. Returns the messages to be planned again, in order."""
-        for batch, produced in window.take_done():
-            self._planner.done(batch, produced)
-            self._refusals = 0
-            self.forget([message.place for message in batch.draft.messages])
-        void = window.take_void()
-        if not void:
-            return []
-        self._planner.void(void, self._withdraw)
-        return [message for batch in void for message in self._again(batch)]
-
-    def forget(self, places: Sequence[SchedulePlace]) -> None:
-        """These messages are stored, or withdrawn."""
-        if self.suspects or self._tries:
-            for place in places:
-                self.suspects.pop(place, None)
-                self._tries.pop(place, None)
-
-    def _again(self, batch: DueBatch) -> Sequence[DueMessage]:
-        messages, fault = batch.draft.messages, batch.fault
-        if isinstance(fault, MessageTooLarge | InvalidArgument):
-            if len(messages) == 1:
-                self.set_aside(messages[0], fault)
-                return []
-            self.suspects.update(dict.fromkeys([message.place for message in messages], len(messages) // 2))
-        elif fault is not None:
-            self.hold(fault)
-        return messages
-
-    # --- set aside -----------------------------------------------------------------------------------------------------
-
-    def set_aside(self, message: DueMessage, why: QmqError) -> None:
-        """The message cannot be delivered now; it is retried later, alone."""
-        place = message.place
-        self.suspects[place] = 1
-        tries = self._tries[place] = self._tries.get(place, 0) + 1
-        if tries == 1:
-            log.error(
-                "message %s to %r cannot be delivered and is set aside; it will be tried again from time to time: %s",
-                message.message_id.hex(),
-                self._subject,
-                why,
-            )
-        self._aside[place] = _Aside(message, why, self._loop.call_later(pause_s(tries, why), self._try_again, place))
-
-    def _try_again(self, place: SchedulePlace) -> None:
-        self._put_back(self._aside.pop(place).message)
-
-    def take_aside(self, place: SchedulePlace) -> bool:
-        """Remove a message that is set aside; False if it is not."""
-        aside = self._aside.pop(place, None)
-        if aside is not None:
-            aside.timer.cancel()
-        return aside is not None
-
-    @property
-    def aside_messages(self) -> int:
-        """Messages that no partition accepts as they are."""
-        return len(self._aside)
-
-    @property
-    def why_aside(self) -> str:
-        """Why one of the messages that are set aside is not accepted; empty without any."""
-        return str(next(iter(self._aside.values())).why) if self._aside else ""
-
-    def close(self) -> None:
-        """Try nothing again."""
-        for aside in self._aside.values():
-            aside.timer.cancel()
 
 
 class SubjectDispatcher:
@@ -258,15 +137,20 @@ class SubjectDispatcher:
         self.planner = planner
         self._locator = planner.links.locator
         self._loop = asyncio.get_running_loop()
-        self._outcomes = SubjectOutcomes(subject, planner, self._find_again, self._try_again, self.withdraw)
-        self._batcher = DueBatcher(planner.limits, self._outcomes.suspects)  # empty while each partition has its own
+        self._suspects: dict[SchedulePlace, int] = {}  # how many messages may share a batch with each
+        self._batcher = DueBatcher(planner.limits, self._suspects)  # empty while each partition has its own
         self._resumed: list[DueBatch] = []
         self._way: Balancer[Destination] | Partitioner[Destination] | None = None  # None: not located
         self._keys = Keys()
         self._destinations: dict[tuple[str, int], Destination] = {}
         self._finding: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[None] | None = None
+        self._refusal: QmqError | None = None  # why planning is held
+        self._refusals = 0
+        self._tries: dict[SchedulePlace, int] = {}
         self._is_closed = False
+        self.aside: dict[SchedulePlace, Aside] = {}
+        """Messages that cannot be delivered as they are."""
 
     # --- in ------------------------------------------------------------------------------------------------------------
 
@@ -285,9 +169,12 @@ class SubjectDispatcher:
 
     def withdraw(self, place: SchedulePlace) -> bool:
         """Remove a message that waits; False if it does not wait here."""
-        if not self._outcomes.take_aside(place) and not any(batcher.withdraw(place) for batcher in self._batchers):
+        aside = self.aside.pop(place, None)
+        if aside is not None:
+            aside.timer.cancel()
+        elif not any(batcher.withdraw(place) for batcher in self._batchers):
             return False
-        self._outcomes.forget([place])
+        self._forget([place])
         del self.planner.waiting[place]
         return True
 
@@ -335,22 +222,14 @@ class SubjectDispatcher:
         why = InvalidArgument(f"subject {self.subject!r} is ordered, and the message has no key")
         for message in messages:
             if not message.key:
-                self._outcomes.set_aside(message, why)
+                self._set_aside(message, why)
         return [message for message in messages if message.key]
-
-    def _try_again(self, message: DueMessage) -> None:
-        """A message that was set aside is tried again."""
-        self._put_back([message])
-        self._pump()
 
     # --- the state -----------------------------------------------------------------------------------------------------
 
     def _find(self, wait_s: float, *, refresh: bool = False) -> None:
         if self._finding is None and not self._is_closed:
             self._finding = self._loop.create_task(self._locate(wait_s, refresh))
-
-    def _find_again(self, wait_s: float) -> None:
-        self._find(wait_s, refresh=True)
 
     async def _locate(self, wait_s: float, refresh: bool) -> None:
         planner, failures = self.planner, 0
@@ -364,20 +243,18 @@ class SubjectDispatcher:
             except ClientClosed:
                 return
             except QmqError as failure:
-                self._outcomes.not_located(failure)
-                failures += 1
-                wait_s, refresh = 0.0 if isinstance(failure, Unavailable) else pause_s(failures, failure), True
+                refusal = failure
             except Exception as cause:
                 log.exception("locating subject %r failed: trying again", self.subject)
                 refusal = QmqError(f"subject {self.subject!r} cannot be located: {type(cause).__name__}: {cause}")
-                self._outcomes.not_located(refusal)
-                failures += 1
-                wait_s, refresh = pause_s(failures, refusal), True
+            failures += 1
+            self._refusal, refresh = refusal, True
+            wait_s = 0.0 if isinstance(refusal, Unavailable) else pause_s(failures, refusal)
         self._finding = None
-        self._outcomes.located()
+        self._refusal = None
         if self._way is None or isinstance(self._way, Partitioner) != (ordering is not None):
             if any(each.flight for each in self._destinations.values()):
-                self._outcomes.hold(QmqError(f"subject {self.subject!r} changed its order while batches are under way"))
+                self._hold(QmqError(f"subject {self.subject!r} changed its order while batches are under way"))
                 return
             self._begin(ordering)
         self._pump()
@@ -409,7 +286,7 @@ class SubjectDispatcher:
         found = self._destinations.get((group, partition))
         if found is None:
             is_ordered = isinstance(self._way, Partitioner)
-            batcher = DueBatcher(self.planner.limits, self._outcomes.suspects) if is_ordered else self._batcher
+            batcher = DueBatcher(self.planner.limits, self._suspects) if is_ordered else self._batcher
             found = self._destinations[group, partition] = Destination(self, group, partition, batcher, is_ordered=is_ordered)
         return found
 
@@ -433,19 +310,21 @@ class SubjectDispatcher:
     async def _ask_for_more(self) -> None:
         """Locate the subject again until it has a usable group, or a newer route; the locator keeps the pauses."""
         try:
-            while self._has_nowhere and not self._outcomes.is_held:
+            while self._has_nowhere and self._refusal is None:
                 try:
                     await self._locator.ordering(self.subject, refresh=True)
                     self._rerouted()
                 except QmqError as failure:
-                    self._outcomes.hold(failure)
+                    self._hold(failure)
         finally:
             self._asking = None
 
     @property
     def _has_nowhere(self) -> bool:
         way = self._way
-        return way.wants_route if isinstance(way, Partitioner) else way is not None and bool(self._batcher) and not way.is_writable
+        if isinstance(way, Balancer):
+            return bool(self._batcher) and not way.is_writable
+        return way is not None and way.wants_route
 
     # --- out -----------------------------------------------------------------------------------------------------------
 
@@ -475,7 +354,7 @@ class SubjectDispatcher:
     def _advance(self, destination: Destination) -> None:
         if not destination.is_ordered:
             self._release(destination)
-        self._put_back(self._outcomes.collect(destination))
+        self._put_back(self._collect(destination))
         self._draft(destination if destination.is_ordered else None)
         destination.connection.pump()
         if destination.wants_route:
@@ -484,7 +363,7 @@ class SubjectDispatcher:
     def _draft(self, partition: Destination | None) -> None:
         """Plan what waits for a partition, or (None) for any broker group, as long as there is room."""
         way, batcher = self._way, self._batcher if partition is None else partition.batcher
-        if way is None or not batcher or self._outcomes.is_held or self._is_closed:
+        if way is None or not batcher or self._refusal is not None or self._is_closed:
             return
         self._locator.touch(self.subject)
         while batcher and (taker := self._taker(partition)) is not None:
@@ -506,7 +385,7 @@ class SubjectDispatcher:
 
     def has_for(self, destination: Destination) -> bool:
         """For the connection: whether messages wait that it could take."""
-        return bool(destination.batcher) and destination.is_writable and not destination.is_left and not self._outcomes.is_held
+        return bool(destination.batcher) and destination.is_writable and not destination.is_left and self._refusal is None
 
     def _release(self, window: Destination) -> None:
         """Make refused batches of a troubled group void if another group can take them, or their group is drained."""
@@ -523,24 +402,76 @@ class SubjectDispatcher:
             partition.settle()
             partition.connection.close()
             del self._destinations[partition.group, partition.partition]
-            self._add([*self._outcomes.collect(partition), *partition.batcher.messages])
+            self._add([*self._collect(partition), *partition.batcher.messages])
+
+    # --- outcomes ------------------------------------------------------------------------------------------------------
+
+    def _hold(self, failure: QmqError) -> None:
+        """Plan nothing for a while, then locate the subject again."""
+        if self._refusal is None:
+            self._refusal = failure
+            self._refusals += 1
+            self._find(pause_s(self._refusals, failure), refresh=True)
+
+    def _collect(self, window: DueWindow) -> list[DueMessage]:
+        """Record what was decided. Returns the messages to be planned again, in order."""
+        for batch, produced in window.take_done():
+            self.planner.done(batch, produced)
+            self._refusals = 0
+            self._forget([message.place for message in batch.draft.messages])
+        void = window.take_void()
+        if not void:
+            return []
+        self.planner.void(void, self.withdraw)
+        return [message for batch in void for message in self._again(batch)]
+
+    def _forget(self, places: Sequence[SchedulePlace]) -> None:
+        """These messages are stored, or withdrawn."""
+        if self._suspects or self._tries:
+            for place in places:
+                self._suspects.pop(place, None)
+                self._tries.pop(place, None)
+
+    def _again(self, batch: DueBatch) -> Sequence[DueMessage]:
+        messages, fault = batch.draft.messages, batch.fault
+        if isinstance(fault, MessageTooLarge | InvalidArgument):
+            if len(messages) == 1:
+                self._set_aside(messages[0], fault)
+                return []
+            self._suspects.update(dict.fromkeys([message.place for message in messages], len(messages) // 2))
+        elif fault is not None:
+            self._hold(fault)
+        return messages
+
+    def _set_aside(self, message: DueMessage, why: QmqError) -> None:
+        """The message cannot be delivered now; it is retried later, alone."""
+        place = message.place
+        self._suspects[place] = 1
+        tries = self._tries[place] = self._tries.get(place, 0) + 1
+        if tries == 1:
+            log.error(
+                "message %s to %r cannot be delivered and is set aside; it will be tried again from time to time: %s",
+                message.message_id.hex(),
+                self.subject,
+                why,
+            )
+        self.aside[place] = Aside(message, why, self._loop.call_later(pause_s(tries, why), self._try_again, place))
+
+    def _try_again(self, place: SchedulePlace) -> None:
+        self._put_back([self.aside.pop(place).message])
+        self._pump()
 
     # --- for people, and the end ---------------------------------------------------------------------------------------
 
     @property
-    def set_aside_messages(self) -> int:
-        """Messages that no partition accepts as they are."""
-        return self._outcomes.aside_messages
-
-    @property
     def is_idle(self) -> bool:
         """Whether no message waits and no batch is in flight."""
-        is_waiting = any(self._batchers) or self._resumed or self._outcomes.aside_messages
+        is_waiting = any(self._batchers) or self._resumed or self.aside
         return not is_waiting and not any(each.flight for each in self._destinations.values())
 
     def trouble(self) -> tuple[int, str]:
         """The messages that cannot be delivered now, and why; (0, "") if there are none."""
-        way, now, why = self._way, self._loop.time(), self._outcomes.refusal
+        way, now, why = self._way, self._loop.time(), self._refusal
         if isinstance(way, Partitioner):
             troubled = [each for each in self._destinations.values() if each.is_troubled(now) or each.is_left or each.wants_route]
             troubled = [each for each in troubled if each.batcher or each.flight]
@@ -556,9 +487,9 @@ class SubjectDispatcher:
             is_stuck = way is None or all(group in troubled for group in way if group.is_writable)
             count = len(self._batcher) if is_stuck else 0
         batches = self._resumed + [batch for each in troubled for batch in each.flight]
-        count += sum([len(batch.draft.messages) for batch in batches]) + self._outcomes.aside_messages
-        text = str(why) if why is not None else self._outcomes.why_aside
-        return (count, text) if text and count else (0, "")
+        count += sum([len(batch.draft.messages) for batch in batches]) + len(self.aside)
+        why = why or next((each.why for each in self.aside.values()), None)
+        return (count, str(why)) if count and why is not None else (0, "")
 
     def close(self) -> None:
         """Stop sending immediately."""
@@ -567,6 +498,7 @@ class SubjectDispatcher:
         for task in (self._finding, self._asking):
             if task is not None:
                 task.cancel()
-        self._outcomes.close()
+        for aside in self.aside.values():
+            aside.timer.cancel()
         for each in self._destinations.values():
             each.connection.close()
