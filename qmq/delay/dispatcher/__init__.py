@@ -1,7 +1,6 @@
 """Sends due messages to the real-time brokers: none is lost, none is stored twice, and ordered subjects keep their order.
 
-DueDispatcher            (dispatcher.py)    takes due messages of all subjects
-BatchPlanner             (dispatcher.py)    has each batch planned in the log before it leaves
+DueDispatcher            (dispatcher.py)    takes due messages of all subjects, and has each batch planned in the log before it leaves
 SubjectDispatcher        (subject.py)       decides which destination gets the next batch of one subject, and keeps what cannot be sent
 Destination              (subject.py)       the window of a broker group or a partition, with its connection
 DueBatcher               (due_batcher.py)   messages that wait to be planned; makes batches of them. Pure

@@ -1,9 +1,9 @@
 """Sends the due messages of one subject, ordered or not. Here is decided which broker group or partition gets the next batch.
 
-    put ─▶ waiting ──planned──▶ window of a destination ──▶ broker group
-             ▲ ▲                   │ stored: done
-             │ └─── void: not ─────┤
-             │      stored there   └ void, and a message is at fault: set aside, alone ─┐
+    put ─▶ waiting ──planned──▶ at a destination ──stored──▶ done
+             ▲ ▲                  │
+             │ └───── void ◀──────┤ not stored there, and not to be sent there again
+             │                    └ void, and a message that is alone is at fault ─▶ set aside
              └───────────────────── tried again after a rising pause ◀──────────────────┘
 
 | state | messages wait | next batch goes to | planned batches become void when |
@@ -37,7 +37,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from qmq_ordering.routes import LpRange, PhysicalPartition
@@ -56,7 +55,7 @@ from qmq.errors import ClientClosed, InvalidArgument, MessageTooLarge, Overloade
 from qmq.wire.frame_payloads import Produced
 
 if TYPE_CHECKING:
-    from qmq.delay.dispatcher.dispatcher import BatchPlanner
+    from qmq.delay.dispatcher.dispatcher import DueDispatcher
 
 log = logging.getLogger("qmq.delay")
 
@@ -65,8 +64,8 @@ UNKNOWN_RANGE = LpRange(0, 0)
 
 
 class Destination(DueWindow):
-    """The window of a broker group or a partition, and its connection. A group has a partition if a plan from when the subject was ordered
-    names it.
+    """The window of a broker group or a partition, and its connection. The `partition` of a group is 0, but that of a plan from when the
+    subject was ordered.
     """
 
     def __init__(self, owner: SubjectDispatcher, group: str, partition: int, batcher: DueBatcher, *, is_ordered: bool) -> None:
@@ -74,7 +73,7 @@ class Destination(DueWindow):
         self.batcher = batcher
         """The messages that wait for this partition, or for any broker group."""
         self.is_writable = is_ordered
-        """For a broker group: see `Balancer`."""
+        """Whether it takes new messages; for a broker group set by `Balancer`."""
         self.connection = DueConnection(owner, self)
 
 
@@ -86,7 +85,7 @@ class DueConnection(MasterConnection[DueBatch]):
     """
 
     def __init__(self, owner: SubjectDispatcher, window: Destination) -> None:
-        super().__init__(owner.planner.links, owner.subject, window.group, window, lambda: owner.changed(window))
+        super().__init__(owner.dispatcher.links, owner.subject, window.group, window, lambda: owner.changed(window))
         self._owner = owner
         self._destination = window
 
@@ -113,7 +112,7 @@ class DueConnection(MasterConnection[DueBatch]):
     @property
     def _is_needed(self) -> bool:
         window = self._destination
-        return not self.is_closed and not window.is_settled and (bool(window.flight) or self._owner.has_for(window))
+        return not self.is_closed and not window.is_settled and (bool(window.flight) or self._owner.has_messages_for(window))
 
     async def _gives_up(self, failure: QmqError, failures: int) -> bool:
         if isinstance(failure, ClientClosed):
@@ -132,13 +131,13 @@ class Aside(NamedTuple):
 
 
 class SubjectDispatcher:
-    def __init__(self, subject: str, planner: BatchPlanner) -> None:
+    def __init__(self, subject: str, dispatcher: DueDispatcher) -> None:
         self.subject = subject
-        self.planner = planner
-        self._locator = planner.links.locator
+        self.dispatcher = dispatcher
+        self._locator = dispatcher.links.locator
         self._loop = asyncio.get_running_loop()
         self._suspects: dict[SchedulePlace, int] = {}  # how many messages may share a batch with each
-        self._batcher = DueBatcher(planner.limits, self._suspects)  # empty while each partition has its own
+        self._batcher = DueBatcher(dispatcher.limits, self._suspects)  # empty while each partition has its own
         self._resumed: list[DueBatch] = []
         self._way: Balancer[Destination] | Partitioner[Destination] | None = None  # None: not located
         self._keys = Keys()
@@ -156,7 +155,6 @@ class SubjectDispatcher:
 
     def put(self, messages: Sequence[DueMessage]) -> None:
         """Add due messages, in order."""
-        self.planner.waiting.update(dict.fromkeys([message.place for message in messages], self.withdraw))
         self._add(messages)
         if self._way is None:
             self._find(0.0)
@@ -164,7 +162,6 @@ class SubjectDispatcher:
     def resume(self, batch: DueBatch) -> None:
         """Take over a plan of an earlier master. Call it before the first `put`."""
         self._resumed.append(batch)
-        self.planner.resume([batch])
         self._find(0.0)
 
     def withdraw(self, place: SchedulePlace) -> bool:
@@ -175,7 +172,6 @@ class SubjectDispatcher:
         elif not any(batcher.withdraw(place) for batcher in self._batchers):
             return False
         self._forget([place])
-        del self.planner.waiting[place]
         return True
 
     # --- messages that wait --------------------------------------------------------------------------------------------
@@ -232,12 +228,12 @@ class SubjectDispatcher:
             self._finding = self._loop.create_task(self._locate(wait_s, refresh))
 
     async def _locate(self, wait_s: float, refresh: bool) -> None:
-        planner, failures = self.planner, 0
+        failures = 0
         while True:
             if wait_s:
                 await asyncio.sleep(wait_s)
             try:
-                async with planner.lookups:
+                async with self.dispatcher.lookups:
                     ordering = await self._locator.ordering(self.subject, refresh=refresh)
                 break
             except ClientClosed:
@@ -286,13 +282,15 @@ class SubjectDispatcher:
         found = self._destinations.get((group, partition))
         if found is None:
             is_ordered = isinstance(self._way, Partitioner)
-            batcher = DueBatcher(self.planner.limits, self._suspects) if is_ordered else self._batcher
+            batcher = DueBatcher(self.dispatcher.limits, self._suspects) if is_ordered else self._batcher
             found = self._destinations[group, partition] = Destination(self, group, partition, batcher, is_ordered=is_ordered)
         return found
 
     def _rerouted(self) -> None:
         """The locator has news about the subject or its groups."""
         way, book = self._way, self._locator.book
+        if self._is_closed:
+            return
         if isinstance(way, Partitioner) and (ordering := book.ordering(self.subject)) is not None:
             way.learn(ordering.route, ordering.fenced, self._loop.time())
         elif isinstance(way, Balancer) and (groups := book.groups(self.subject)) is not None:
@@ -345,7 +343,8 @@ class SubjectDispatcher:
         else:
             self._advance(destination)
 
-    def _planned(self, destination: Destination) -> None:
+    def planned(self, destination: Destination) -> None:
+        """For the dispatcher of all subjects: a batch for this destination may be sent."""
         if destination.is_ordered:
             self.changed(destination)  # what can never be stored becomes void only when all of it is planned
         else:
@@ -368,9 +367,9 @@ class SubjectDispatcher:
         self._locator.touch(self.subject)
         while batcher and (taker := self._taker(partition)) is not None:
             messages, size = batcher.take()
-            number = self.planner.next_number() if partition is None else partition.number(self.planner.new_id)
+            number = self.dispatcher.next_number() if partition is None else partition.number(self.dispatcher.new_producer_id)
             draft = Draft(self.subject, taker.partition, taker.group, *number, messages)
-            self.planner.plan(taker, draft, size, partial(self._planned, taker))
+            self.dispatcher.plan(self, taker, draft, size)
         if batcher:
             for each in list(self._destinations.values()) if partition is None else [partition]:
                 each.connection.reach()
@@ -383,7 +382,7 @@ class SubjectDispatcher:
             return self._way.pick(0)
         return partition if partition is not None and partition.may_admit(self._loop.time()) else None
 
-    def has_for(self, destination: Destination) -> bool:
+    def has_messages_for(self, destination: Destination) -> bool:
         """For the connection: whether messages wait that it could take."""
         return bool(destination.batcher) and destination.is_writable and not destination.is_left and self._refusal is None
 
@@ -416,13 +415,13 @@ class SubjectDispatcher:
     def _collect(self, window: DueWindow) -> list[DueMessage]:
         """Record what was decided. Returns the messages to be planned again, in order."""
         for batch, produced in window.take_done():
-            self.planner.done(batch, produced)
+            self.dispatcher.done(batch, produced)
             self._refusals = 0
             self._forget([message.place for message in batch.draft.messages])
         void = window.take_void()
         if not void:
             return []
-        self.planner.void(void, self.withdraw)
+        self.dispatcher.void(self, void)
         return [message for batch in void for message in self._again(batch)]
 
     def _forget(self, places: Sequence[SchedulePlace]) -> None:
