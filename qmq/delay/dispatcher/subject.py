@@ -273,7 +273,8 @@ class SubjectDispatcher:
             way.learn(ordering.route, ordering.fenced, self._loop.time())
             for batch in resumed:
                 part = PhysicalPartition(batch.draft.partition, UNKNOWN_RANGE, batch.draft.broker_group)
-                way.resume(part, self.lps(batch.draft.messages)).admit(batch)
+                keyed = [message for message in batch.draft.messages if message.key]  # all, unless the subject was unordered then
+                way.resume(part, self.lps(keyed)).admit(batch)
         self._locator.listen(self.subject, self._rerouted)
         self._rerouted()
         self._add(waiting)

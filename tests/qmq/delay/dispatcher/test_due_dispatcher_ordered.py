@@ -210,6 +210,28 @@ def test_plans_of_an_earlier_master_for_a_gone_partition_go_before_newer_message
     play(scene)
 
 
+def test_a_plan_from_before_the_subject_was_ordered_is_given_up_if_a_message_has_no_key() -> None:
+    async def scene() -> None:
+        world = World(1)
+        world.add()
+        world.groups["g0"].is_silent = True
+        first = world.dispatcher()
+        messages = [due(0), *keyed(24, begin=1)]
+        first.put(messages)
+        await until(lambda: bool(world.plan_log.open()))
+        await asyncio.sleep(0.1)
+        await first.stop()
+        world.groups["g0"].is_silent = False
+        world.add(is_ordered=True)
+        again = await after_crash(world, messages)
+        await until(lambda: again.planned == 0 and len(world.stored()) == 24, 60)
+        assert world.per_key() == expected(messages[1:])
+        assert (again.waiting, again.set_aside) == (1, 1)
+        await again.stop()
+
+    play(scene)
+
+
 async def after_crash(world: World, messages: list[DueMessage], *, kept: int | None = None, **options: int) -> Any:
     """Another master takes over what of the log is left, and delivers on."""
     by_place = {message.place: message for message in messages}
