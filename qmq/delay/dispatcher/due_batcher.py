@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from qmq import model
 from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
 from qmq.wire.batch import columns_of_copies, encode
-from qmq.wire.batch_columns import BatchFlag, Columns
+from qmq.wire.batch_columns import BatchFlag
 
 AHEAD: Final = 4
 """A batch is selected from at most this multiple of its number of messages."""
@@ -112,10 +112,14 @@ class DueBatcher:
         return taken, size
 
 
-def columns_of(messages: Sequence[DueMessage], logical_partitions: Sequence[int] | None = None) -> tuple[Columns, int]:
-    """(columns without due times, create time) of a batch of these messages, which must be of one sort."""
+def encoded(draft: Draft, logical_partitions: Sequence[int] | None = None, *, is_again: bool = False) -> tuple[bytes, bytes]:
+    """The encoded batch: messages of one sort as they were sent, without the column DUE; with `is_again` if it may have been sent before.
+
+    Raises MessageTooLarge, InvalidArgument.
+    """
+    messages = draft.messages
     keys = [message.key for message in messages]
-    columns, first = columns_of_copies(
+    columns, created = columns_of_copies(
         [message.body for message in messages],
         keys,
         [message.tags for message in messages],
@@ -125,21 +129,12 @@ def columns_of(messages: Sequence[DueMessage], logical_partitions: Sequence[int]
     )
     if logical_partitions is not None:
         columns.keys, columns.logical_partitions = keys, logical_partitions
-    return columns, first
-
-
-def encoded(draft: Draft, logical_partitions: Sequence[int] | None = None, *, is_again: bool = False) -> tuple[bytes, bytes]:
-    """The encoded batch: the messages as they were sent, without the column DUE; with `is_again` if it may have been sent before.
-
-    Raises MessageTooLarge, InvalidArgument.
-    """
-    columns, created = columns_of(draft.messages, logical_partitions)
     return encode(
         draft.subject.encode(),
         columns,
         producer_id=draft.producer_id,
         batch_sequence=draft.batch_sequence,
         create_time_ms=created,
-        flags=draft.messages[0].flags & _DIRECTED | (_AGAIN if is_again else 0),
+        flags=messages[0].flags & _DIRECTED | (_AGAIN if is_again else 0),
         partition=draft.partition,
     )

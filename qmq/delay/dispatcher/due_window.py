@@ -147,10 +147,6 @@ class DueWindow(InFlightWindow[DueBatch]):
     def _is_planned(self) -> bool:
         return all([batch.plan is not None for batch in self.flight])  # noqa: C419 - faster than a generator
 
-    def settle(self) -> None:
-        """Make all remaining batches of a settled window void."""
-        self._clear()
-
     def is_troubled(self, now: float) -> bool:
         """Whether the destination cannot take a batch now, for another reason than load."""
         return self.is_stalled or not self.is_connected or now < self._rests_until or (self.trouble is not None and bool(self.flight))
@@ -210,9 +206,10 @@ class DueWindow(InFlightWindow[DueBatch]):
     def _void_dead(self) -> None:
         """Make batches void that can never be stored. Done when all earlier batches are decided and all their messages are planned."""
         if self._dead is not None and self.flight[0] is self._dead and self._is_planned:
-            self._clear()
+            self.settle()
 
-    def _clear(self) -> None:
+    def settle(self) -> None:
+        """Make all remaining batches void: they will never be stored here."""
         for batch in self.flight:
             batch.is_gone = True
         self._void += self.flight
