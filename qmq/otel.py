@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from qmq.client.interceptors import BaseInterceptor, Headers, Outgoing
 from qmq.client.tracing import TRACEPARENT
 from qmq.errors import InvalidArgument
-from qmq.rpc.network import parse
+from qmq.process.address import parse
 
 if TYPE_CHECKING:
     from opentelemetry.propagators.textmap import TextMapPropagator

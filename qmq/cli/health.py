@@ -19,7 +19,7 @@ import typer
 from qmq.cli.arguments import tls_option
 from qmq.cli.output import Json, fail, show
 from qmq.errors import InvalidArgument, NotConnected, QmqError
-from qmq.rpc.network import is_local, parse
+from qmq.process.address import is_local, parse
 
 if TYPE_CHECKING:
     from qmq.security.tls import Tls

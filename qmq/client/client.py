@@ -22,8 +22,9 @@ from qmq.client.outbox_entry import OutboxClient
 from qmq.client.producing.client import now_by
 from qmq.errors import InvalidArgument
 from qmq.model import check_name
+from qmq.process.address import parse
 from qmq.process.event_loop import Clock
-from qmq.rpc.network import NETWORK, Network, parse
+from qmq.rpc.network import NETWORK, Network
 
 if TYPE_CHECKING:
     from qmq_ordering.lanes import Lane

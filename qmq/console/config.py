@@ -10,7 +10,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from qmq.errors import InvalidArgument
-from qmq.rpc.network import is_local
+from qmq.process.address import is_local
 
 DEFAULT_PORT: Final = 20888
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")

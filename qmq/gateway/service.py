@@ -26,10 +26,10 @@ from qmq.gateway.status import OK, CallCounters, Refused, status_of_failure
 from qmq.gateway.topics import Topic
 from qmq.limits import BODY_BYTES_MAX
 from qmq.model import GroupSettings
+from qmq.process.address import parse
 from qmq.proto.rocketmq import definition_pb2 as api
 from qmq.proto.rocketmq import service_pb2 as calls
 from qmq.proto.rocketmq import service_pb2_grpc
-from qmq.rpc.network import parse
 
 log = logging.getLogger("qmq.gateway")
 

@@ -26,13 +26,14 @@ from qmq.meta.ordered.service import CHANGE_WAIT_S, OrderedService
 from qmq.meta.service import MetaService
 from qmq.meta.watchers import WATCHERS_MAX, Watchers
 from qmq.metrics.figures import Durations
+from qmq.process.address import is_private
 from qmq.process.description import DescribeProcess
 from qmq.process.event_loop import Clock, SystemClock
 from qmq.proto.v1 import access_pb2_grpc, meta_pb2_grpc
 from qmq.proto.v1 import control_pb2 as control
 from qmq.rpc.guard import RpcGuard
 from qmq.rpc.listener import RpcBounds, RpcDoor
-from qmq.rpc.network import NETWORK, Network, RpcPort, is_private, only_uid
+from qmq.rpc.network import NETWORK, Network, RpcPort, only_uid
 from qmq.rpc.server import NameCheck, rpc_server
 from qmq.rpc.server_name import ServerName
 from qmq.security.access import AccessConfig, AccessControl

@@ -59,9 +59,10 @@ from qmq.delay.config import BUCKET_MS
 from qmq.errors import CoordinationError, InvalidArgument, LogDamaged
 from qmq.limits import DELAY_MS_MAX
 from qmq.log.disk import Disk
+from qmq.process.address import host_of, is_local
 from qmq.process.event_loop import Clock, SystemClock
 from qmq.proto.v1 import control_pb2 as pb
-from qmq.rpc.network import NETWORK, Network, host_of, is_local
+from qmq.rpc.network import NETWORK, Network
 from qmq.rpc.tls_network import ServerNetwork, TlsNetwork
 from qmq.security.expiry import ExpiryWarning, left_s, now
 from qmq.security.tls import Credentials, Tls

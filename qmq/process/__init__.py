@@ -1,1 +1,1 @@
-"""What a process needs of its system: files, an event loop, a description of itself."""
+"""What a process needs of its system: files, addresses, an event loop, a description of itself."""

@@ -20,7 +20,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from qmq.errors import InvalidArgument, Overloaded
-from qmq.rpc.network import host_of
+from qmq.process.address import host_of
 from qmq.rpc.strangers import StrangerBounds, Strangers
 from qmq.security.principal import UNIX_PEER
 

@@ -1,14 +1,7 @@
-"""Addresses, and the `Network` through which processes listen and connect.
+"""The `Network` through which processes listen and connect, at the addresses of qmq/process/address.py.
 
-    host:port               TCP; an IPv6 host in brackets
-    unix:/path/socket       a Unix domain socket: for processes of one machine; its folder's permissions protect it
-
-A server whose listen address is host `unix:/run/qmq/a` and port 20881 listens on the socket `/run/qmq/a:20881`, and its address is
-`unix:/run/qmq/a:20881`: code that joins host and port works for sockets, too. Port 0 takes the lowest number that is free. The system
-limits a socket's path to 107 bytes.
-
-Data ports and control ports (gRPC) have the same kinds of address. Each component gets the `Network` through which it opens connections:
-the machine's network, or in a test a network whose connections can be cut (qmq/testing).
+Each component gets the `Network` through which it opens connections: the machine's network, or in a test a network whose connections can be
+cut (qmq/testing). Port 0 takes a free port; of the sockets in a folder, the lowest number that is free.
 """
 
 from __future__ import annotations
@@ -22,12 +15,13 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
-from qmq.errors import InvalidArgument, Stopping
+from qmq.errors import Stopping
+from qmq.process.address import UNIX, Address, checked_path, is_private, parse, require_private
 from qmq.rpc.server_name import NameSource
 from qmq.security.token_source import TokenSource, no_token
-from qmq.text import PORT_MAX, joined, whole_number
+from qmq.text import joined
 
 if TYPE_CHECKING:
     import ssl
@@ -37,9 +31,6 @@ if TYPE_CHECKING:
     from qmq.rpc.listener import RpcDoor
     from qmq.security.tls import Credentials
 
-UNIX: Final = "unix:"
-PATH_BYTES_MAX: Final = 107
-"""The longest path of a socket on Linux, in bytes, without the zero byte after it. Other systems allow a few less."""
 BACKLOG: Final = 1024
 _LOOK_S: Final = 0.2
 RESOLVE_S: Final = 2.0
@@ -51,61 +42,6 @@ Factory = Callable[[], asyncio.BaseProtocol]
 """Makes the protocol of one connection."""
 Refused = Callable[[str, str], None]
 """Called with a peer's address, and why TLS does not accept the peer."""
-
-
-class Address(NamedTuple):
-    """A parsed address: the `path` of a Unix domain socket, or a host and a port."""
-
-    host: str
-    port: int
-    path: str = ""
-
-    def __str__(self) -> str:
-        return UNIX + self.path if self.path else joined(self.host, self.port)
-
-
-def parse(address: str, default_port: int | None = None) -> Address:
-    """Parse an address. Without `default_port` the address must have a port. Raises InvalidArgument."""
-    text = address.strip()
-    if text.startswith(UNIX):
-        return Address("", 0, checked_path(text[len(UNIX) :]))
-    host, separator, port = text.rpartition(":")
-    if default_port is not None and (not separator or text.endswith("]")):
-        host, port = text, str(default_port)
-    number = whole_number(port, PORT_MAX, 1)
-    is_wrong = host.startswith("[") != host.endswith("]") or (":" in host and not host.startswith("["))
-    if not host or number is None or is_wrong:
-        example = f"localhost:{default_port or 20880}"
-        raise InvalidArgument(
-            f"{address!r} is not an address: write host:port, such as {example} or [::1]:{default_port or 20880}, or unix:/path/socket"
-        )
-    return Address(host, number)
-
-
-def host_of(address: str) -> str:
-    """The host of an address, an IPv6 host without its brackets; of a socket, UNIX and its folder. Raises InvalidArgument."""
-    place = parse(address)
-    return UNIX + place.path.rpartition(":")[0] if place.path else place.host.strip("[]")
-
-
-def checked_path(path: str) -> str:
-    if not path.startswith("/"):
-        raise InvalidArgument(f"a socket's address has its whole path, unix:/path/socket, not {UNIX + path!r}")
-    if len(os.fsencode(path)) > PATH_BYTES_MAX:
-        raise InvalidArgument(f"the path of a socket has at most {PATH_BYTES_MAX} bytes, not {len(os.fsencode(path))}: {path}")
-    return path
-
-
-def is_local(host: str) -> bool:
-    """True if only this machine can reach a port on this host. A name other than localhost counts as reachable from other machines."""
-    bare = host.strip("[]")
-    try:
-        return host.startswith(UNIX) or bare == "localhost" or ipaddress.ip_address(bare).is_loopback
-    except ValueError:
-        return False
-
-
-# --- listening ---------------------------------------------------------------------------------------------------------
 
 
 def choose_port(host: str, port: int) -> int:
@@ -320,18 +256,6 @@ class _Resolver(Executor):
 
 
 _RESOLVER: Final = _Resolver()
-
-
-def is_private(address: str, *, is_encrypted: bool) -> bool:
-    """True if other machines cannot read the traffic to an address."""
-    place = parse(address)
-    return is_encrypted or bool(place.path) or is_local(place.host)
-
-
-def require_private(address: str, *, is_encrypted: bool) -> None:
-    """Raise InvalidArgument if a token would travel to another machine in plain text."""
-    if not is_private(address, is_encrypted=is_encrypted):
-        raise InvalidArgument(f"a token is not sent to {address} in plain text: use TLS (QMQ_TLS_CA, or qmq.connect(tls=...))")
 
 
 class TokenNetwork(Network):

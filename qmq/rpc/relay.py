@@ -37,7 +37,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Final, cast
 
 from qmq.errors import InvalidArgument
-from qmq.rpc.network import RpcPort, checked_path, end_unstarted
+from qmq.process.address import checked_path
+from qmq.rpc.network import RpcPort, end_unstarted
 from qmq.rpc.strangers import Strangers, network_of
 from qmq.rpc.tls_listener import TlsListener, listening_at
 from qmq.rpc.unfinished_messages import UnfinishedMessages

@@ -9,20 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from qmq.rpc.network import (
-    NETWORK,
-    UNIX,
-    Factory,
-    Network,
-    Refused,
-    RpcPort,
-    ServerListener,
-    TokenNetwork,
-    ignored,
-    is_local,
-    open_tcp,
-    parse,
-)
+from qmq.process.address import UNIX, is_local, parse
+from qmq.rpc.network import NETWORK, Factory, Network, Refused, RpcPort, ServerListener, TokenNetwork, ignored, open_tcp
 from qmq.rpc.server_name import NameSource
 from qmq.rpc.tls_listener import HANDSHAKE_S, TlsListener, listening_at
 from qmq.security.tls import Credentials, Tls

@@ -42,8 +42,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from qmq.errors import InvalidArgument
 from qmq.model import check_name
+from qmq.process.address import parse
 from qmq.process.files import make_private
-from qmq.rpc.network import parse
 from qmq.security.principal import SERVERS
 
 CA: Final = "ca"

@@ -27,8 +27,8 @@ from qmq.node.delay import DelayReplicaConfig, delay_log, delay_node
 from qmq.node.process import Environment, EtcdOptions, process_status
 from qmq.node.replica.context import ReplicaConfig
 from qmq.node.replica.node import ReplicaNode
+from qmq.process.address import UNIX
 from qmq.process.event_loop import Clock, SystemClock
-from qmq.rpc.network import UNIX
 from qmq.testing.mortal_disk import MortalDisk
 from qmq.testing.parties import Parties
 from qmq.testing.party_store import PartyStore

@@ -15,8 +15,9 @@ from weakref import WeakKeyDictionary
 
 import grpc
 
+from qmq.process.address import parse
 from qmq.rpc.channel import RpcChannel
-from qmq.rpc.network import Factory, Network, Refused, ServerListener, ignored, parse
+from qmq.rpc.network import Factory, Network, Refused, ServerListener, ignored
 from qmq.rpc.server_name import NameSource
 from qmq.security.token_source import TokenSource, no_token
 from qmq.wire.frame_stream import FrameStream

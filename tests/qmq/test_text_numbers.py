@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq.errors import InvalidArgument
+from qmq.process.address import host_of, parse
 from qmq.process.event_loop import time_of
-from qmq.rpc.network import host_of, parse
 from qmq.text import joined, number, whole_number
 
 ODD = st.sampled_from(["²", "٣", "1_000", " 1", "+1", "-0", "1.", "infinity", "nan", "1e999", "1" * 5_000, "", "0" * 30, "1e", "."])

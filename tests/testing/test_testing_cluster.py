@@ -20,7 +20,8 @@ from support import eventually, node_config, running
 import qmq
 from qmq.errors import InvalidArgument, NotConnected, StorageError
 from qmq.node.replica.node import ReplicaNode
-from qmq.rpc.network import NETWORK, Address, choose_port, parse
+from qmq.process.address import Address, parse
+from qmq.rpc.network import NETWORK, choose_port
 from qmq.testing import TestCluster, virtual
 
 pytest_plugins = ["pytester"]

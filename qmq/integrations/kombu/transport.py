@@ -16,7 +16,7 @@ from qmq.errors import InvalidArgument
 from qmq.integrations.cluster_link import ClusterLink
 from qmq.integrations.kombu.channel import Channel
 from qmq.integrations.kombu.stream_queues import StreamQueues
-from qmq.rpc.network import Address
+from qmq.process.address import Address
 
 DEFAULT_PORT: Final = 20880
 CONNECT_S: Final = 5.0

@@ -20,8 +20,9 @@ from qmq.node.metrics.delay import DelaySource
 from qmq.node.metrics.groups import GroupsSource
 from qmq.node.metrics.replica import ReplicaSource
 from qmq.node.process import EtcdOptions, weaknesses
+from qmq.process.address import UNIX, is_local
 from qmq.proto.v1 import control_pb2 as pb
-from qmq.rpc.network import NETWORK, UNIX, Network, is_local
+from qmq.rpc.network import NETWORK, Network
 from qmq.security.access import AccessControl
 from qmq.security.access_rules import AccessMode
 from qmq.security.expiry import left_s, now

@@ -32,8 +32,8 @@ from qmq.meta.cluster_access import server_network
 from qmq.node.metrics.replica import CountedStore
 from qmq.node.process import Environment, EtcdOptions
 from qmq.node.replica import repair
+from qmq.process.address import host_of
 from qmq.process.event_loop import Clock
-from qmq.rpc.network import host_of
 from qmq.rpc.server_name import ServerName
 from qmq.security.access import AccessConfig
 from qmq.tiering.stored_beginning import StoredBeginnings

@@ -27,7 +27,7 @@ import numpy as np
 from pyspark_qmq.servers.metaservers import token_for
 from qmq import limits
 from qmq.errors import DeadlineExceeded, InvalidArgument, NotConnected, Outcome, ProtocolViolation, QmqError
-from qmq.rpc.network import parse
+from qmq.process.address import parse
 from qmq.rpc.server_name import ANY_SERVER, ServerName
 from qmq.security.tls import Credentials, Tls, ended_unheard, tls_failed
 from qmq.wire import frame as frames

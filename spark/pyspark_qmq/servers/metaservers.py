@@ -22,10 +22,10 @@ from pyspark_qmq.servers.server_routes import routes_of
 from pyspark_qmq.source_model import Routes
 from qmq.client.metadata.cache import Placement, placement_of
 from qmq.errors import CallerError, CoordinationError, InvalidArgument, NotConnected, QmqError, Unavailable
+from qmq.process.address import parse, require_private
 from qmq.proto.v1 import control_pb2_grpc, meta_pb2_grpc
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.rpc.channel import RenewedChannel, is_from_wrong_server, metadata_of, typed_error
-from qmq.rpc.network import parse, require_private
 from qmq.rpc.server_name import ANY_SERVER, ServerName
 from qmq.security.tls import Credentials, Tls
 from qmq.security.tokens import token_source

@@ -14,7 +14,7 @@ from qmq.errors import InvalidArgument
 from qmq.metrics.figures import one
 from qmq.node.metrics.serving import INSECURE, ExposureSource
 from qmq.node.process import EtcdOptions, require_guarded
-from qmq.rpc.network import is_local
+from qmq.process.address import is_local
 from qmq.security.tls import Tls
 
 REPLICA = ["--group", "g", "--replica", "a"]
