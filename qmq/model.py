@@ -64,6 +64,14 @@ def check_client(name: str) -> str:
     return name
 
 
+def utf8(what: str, text: str) -> bytes:
+    """The text as UTF-8. Raises InvalidArgument."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"{what} holds half of a surrogate pair, which is no character: {text!r}") from None
+
+
 BROADCAST: Final = "%"
 """Separates group and consumer in the name that brokers use for a consumer of a broadcast group."""
 

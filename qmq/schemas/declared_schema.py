@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, Final, TypeVar
 
-from qmq.client.producing.batch import utf8
 from qmq.errors import InvalidArgument
+from qmq.model import utf8
 from qmq.schemas import avro_schema, json_schema
 from qmq.schemas.field_types import Struct
 from qmq.text import parse_json

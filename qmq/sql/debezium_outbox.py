@@ -28,9 +28,8 @@ from uuid import UUID
 
 from sqlalchemy import bindparam, delete, insert, select
 
-from qmq.client.producing.batch import utf8
 from qmq.errors import InvalidArgument, QmqError
-from qmq.model import MessageId
+from qmq.model import MessageId, utf8
 from qmq.sql.connection import DatabaseConnection, Statement, finish, listed, named_table, places, places_for
 from qmq.sql.dialects import check_dialect
 from qmq.sql.outbox import target_of

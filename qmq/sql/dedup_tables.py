@@ -19,8 +19,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from qmq.client.producing.batch import utf8
 from qmq.errors import InvalidArgument
+from qmq.model import utf8
 from qmq.sql.dialects import check_dialect
 
 TABLE: Final = "qmq_dedup"

@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 
-from qmq import limits, model
+from qmq import limits
 from qmq.client.producing.receipts import Ticket
 from qmq.delivery.in_flight_batch import InFlightBatch
 from qmq.errors import InvalidArgument, MessageTooLarge
+from qmq.model import PREFIX, utf8
 from qmq.process.event_loop import LoopRound
 from qmq.wire.batch_columns import Columns
 
@@ -47,14 +48,6 @@ def key_bytes(key: object) -> bytes:
     if len(key) > limits.KEY_BYTES_MAX:
         raise MessageTooLarge(f"a key of {len(key)} bytes; the limit is {limits.KEY_BYTES_MAX}")
     return key
-
-
-def utf8(what: str, text: str) -> bytes:
-    """The text as UTF-8. Raises InvalidArgument."""
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        raise InvalidArgument(f"{what} holds half of a surrogate pair, which is no character: {text!r}") from None
 
 
 def texts(name: str, values: object) -> tuple[str, ...]:
@@ -97,8 +90,8 @@ def header_map(headers: object) -> dict[str, bytes]:
     for name, value in headers.items():
         if not isinstance(name, str) or not name or not isinstance(value, str | bytes):
             raise InvalidArgument(f"a header is a str with bytes or str, not {name!r}: {value!r}")
-        if name.startswith(model.PREFIX):
-            raise InvalidArgument(f"the header {name!r}: names that begin with {model.PREFIX!r} are the system's own; choose another")
+        if name.startswith(PREFIX):
+            raise InvalidArgument(f"the header {name!r}: names that begin with {PREFIX!r} are the system's own; choose another")
         found[name] = utf8("a header", value) if isinstance(value, str) else value
     size = sum(len(utf8("a header's name", name)) + len(value) for name, value in found.items())
     if size > limits.HEADER_BYTES_MAX:
