@@ -33,8 +33,8 @@ from qmq.cli.transfer.loading import LoadJournal
 from qmq.cli.transfer.transfer_record import record_of
 from qmq.log.segment_index import with_checksum
 from qmq.operations import messages
-from qmq.operations import text as key_texts
 from qmq.operations.messages import Followed, Inquiry
+from qmq.operations.text import parse_key
 from qmq.proto.v1 import control_pb2 as control
 from qmq.tiering import segment_catalog, stored_segment
 
@@ -179,7 +179,7 @@ COMMANDS: Final = (
     Decoder(
         "commands: a key",
         values.TEXTS | values.BASE64.map(lambda text: f"base64:{text}") | values.TEXTS.map(lambda text: f"hex:{text}"),
-        key_texts.parse_key,
+        parse_key,
         (errors.InvalidArgument,),
         ("qmq.operations.text.parse_key",),
         always=(*values.TEXT_EXAMPLES, *[f"{kind}:{text}" for kind in ("base64", "hex") for text in values.TEXT_EXAMPLES]),

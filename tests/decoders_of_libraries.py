@@ -27,7 +27,7 @@ from pyspark_qmq.files import folders, routes
 from pyspark_qmq.jobs import job
 from pyspark_qmq.jobs.report import plain
 from pyspark_qmq.lake import migration, table, typed_columns, typed_rows
-from pyspark_qmq.lake import typed as rejected_rows
+from pyspark_qmq.lake.typed import pending_of
 from pyspark_qmq.options import OptionValues
 
 from qmq import errors
@@ -395,9 +395,9 @@ SPARK: Final = (
     Decoder(
         "lake: the positions of a table",
         POSITIONS.map(lambda data: data.decode("latin-1")),
-        lambda text: table.encode("s", table.decode("s", text)),
+        lambda text: table.encode_positions("s", table.decode_positions("s", text)),
         (errors.LogDamaged,),
-        ("pyspark_qmq.lake.table.decode",),
+        ("pyspark_qmq.lake.table.decode_positions",),
         always=tuple(each.decode("latin-1") for each in values.each_change({"0@g1": 5})),
     ),
     Decoder(
@@ -405,7 +405,7 @@ SPARK: Final = (
         values.json_of(values.objects(round=values.TEXTS, files=st.lists(values.TEXTS, max_size=2))).map(
             lambda data: data.decode("latin-1")
         ),
-        rejected_rows.pending_of,
+        pending_of,
         (errors.LogDamaged,),
         ("pyspark_qmq.lake.typed.pending_of",),
         always=tuple(each.decode("latin-1") for each in values.each_change({"round": "1", "files": ["a"]})),

@@ -34,15 +34,15 @@ from qmq.client.producing.delayed import DelayedMessage
 from qmq.console.bodies import body_view
 from qmq.console.oidc import OidcConfig, OidcFlow, OidcTokens
 from qmq.console.pages import delays, subject
-from qmq.console.pages import message as message_finding
 from qmq.console.pages.dead_letters import LetterFilter, ReplayPlan
+from qmq.console.pages.message import MessageQuery, ReadPlace, moment_ms, shown_message
 from qmq.gateway import filters, messages, sending, transactions
 from qmq.gateway.credentials import GatewayCredentials
 from qmq.gateway.receipts import ReceiptHandle
 from qmq.gateway.status import Refused
 from qmq.integrations import cloud_event, dramatiq, server_sent_events, taskiq
 from qmq.integrations.django.task_ids import task_id
-from qmq.integrations.faststream import messages as faststream_messages
+from qmq.integrations.faststream.messages import decode, parse_message
 from qmq.integrations.http import requests, site
 from qmq.integrations.kombu import envelope
 from qmq.model import DelayedId
@@ -355,7 +355,7 @@ def in_dramatiq(body: bytes) -> None:
 
 
 async def faststream(message: Any) -> None:
-    await faststream_messages.decode(await faststream_messages.parse_message(message))
+    await decode(await parse_message(message))
 
 
 TASKIQ: Final = {
@@ -454,10 +454,10 @@ EACH_FORM: Final = tuple(
 
 def on_a_page(message: Any) -> None:
     for masked in (MASKED, frozenset[str]()):
-        found = message_finding.shown_message(message, masked)
+        found = shown_message(message, masked)
         subject.event("message", subject.message_fields(found), "1")
         shown([found.key, found.headers, found.body.text, found.body.line])
-        message_finding.MessageQuery(key="k", header="h=v", content="c").wants(message, masked)
+        MessageQuery(key="k", header="h=v", content="c").wants(message, masked)
 
 
 def replayed(given: tuple[dict[str, str], Any]) -> None:
@@ -509,7 +509,7 @@ CONSOLE: Final = (
     Decoder(
         "console: a place in a subject",
         values.TEXTS | st.tuples(*[values.DIGITS] * 3).map(lambda each: f"{each[0]},{each[1]}:{each[2]}:g1"),
-        lambda text: [on_the_wire(at) for at in message_finding.ReadPlace.parse(text).positions.values()],
+        lambda text: [on_the_wire(at) for at in ReadPlace.parse(text).positions.values()],
         (errors.InvalidArgument,),
         (),
         always=(
@@ -521,7 +521,7 @@ CONSOLE: Final = (
     Decoder(
         "console: a time",
         values.TIME_TEXTS | values.WIRE_TEXTS,
-        lambda text: time_of(message_finding.moment_ms(text)),
+        lambda text: time_of(moment_ms(text)),
         (errors.InvalidArgument,),
         ("qmq.console.pages.message.moment_ms",),
         always=values.TEXT_EXAMPLES,

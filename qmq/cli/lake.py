@@ -130,21 +130,19 @@ class TableOptions(CatalogFlags, SubjectFlag):
     def found(self) -> Iterator[tuple[LakeTable, Any]]:
         """The table, and the operations on it."""
         with _loaded():
-            from pyspark_qmq.lake import maintenance as table_maintenance
+            from pyspark_qmq.lake import maintenance
             from pyspark_qmq.lake.table import find_table
 
             with self.open() as catalog:
-                yield find_table(catalog, self.namespace, self.subject, is_rejected=self.rejected), table_maintenance
+                yield find_table(catalog, self.namespace, self.subject, is_rejected=self.rejected), maintenance
 
     def complete(self) -> None:
         """Add the rejected messages of a writer that died, so that expiry does not delete their files as leftovers."""
-        from pyspark_qmq.lake import typed as rejected_rows
         from pyspark_qmq.lake.table import find_table
+        from pyspark_qmq.lake.typed import complete
 
         with self.open() as catalog:
-            rejected_rows.complete(
-                find_table(catalog, self.namespace, self.subject), find_table(catalog, self.namespace, self.subject, is_rejected=True)
-            )
+            complete(find_table(catalog, self.namespace, self.subject), find_table(catalog, self.namespace, self.subject, is_rejected=True))
 
 
 @dataclass(frozen=True, kw_only=True)

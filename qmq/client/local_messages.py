@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from qmq import limits
 from qmq.client.consuming.message import Decoded, Message, Messages, Slice
-from qmq.client.producing import batch as message_checks
-from qmq.client.producing.batch import OpenBatch
+from qmq.client.producing.batch import OpenBatch, body_bytes
 from qmq.client.producing.receipts import BatchReceipt, Receipts
 from qmq.model import check_name
 from qmq.wire import batch
@@ -40,7 +39,7 @@ def local_batch(subject: str, contents: Iterable[LocalMessage], *, attempt: int 
     opened = OpenBatch()
     for each in contents:
         opened.stamp()
-        opened.bodies.append(message_checks.body_bytes(each.body, limits.BODY_BYTES_MAX))
+        opened.bodies.append(body_bytes(each.body, limits.BODY_BYTES_MAX))
         opened.add_columns(each.key, each.tags, each.headers)
     if not opened.bodies:
         return LocalBatch(Messages([]), Receipts([]))

@@ -35,7 +35,7 @@ import numpy as np
 import numpy.typing as npt
 from google_crc32c import value as crc32c
 
-from qmq.delay import buckets as bucket_lookup
+from qmq.delay import buckets
 from qmq.delay.batches import BatchCache, Pieces, first_id
 from qmq.delay.buckets import DONE, IDX, LOG, ROW_BYTES, Bucket, BucketReader, Buckets, name_of
 from qmq.delay.dispatch_log import DispatchMark
@@ -564,7 +564,7 @@ class Schedule:
 
     def read(self, places: Places) -> list[DueMessage]:
         """The messages in the order of the places; each batch is read once. Raises MessageNotFound, LogDamaged."""
-        return bucket_lookup.read(self._buckets.require, self._cache, places)
+        return buckets.read(self._buckets.require, self._cache, places)
 
     def read_ahead(self, from_ms: int, to_ms: int) -> ReadAheadPiece | None:
         """The function to run in a thread so that messages due in this span can be read quickly; give its result to `note_read_ahead`.
@@ -588,7 +588,7 @@ class Schedule:
             return place
         number = max(delayed.due_ms // self.bucket_ms, self.closed_before)
         bucket = self._buckets.get(number)
-        place = None if bucket is None else bucket_lookup.find(bucket, self._cache, delayed.append_ms, delayed.message_id.to_bytes())
+        place = None if bucket is None else buckets.find(bucket, self._cache, delayed.append_ms, delayed.message_id.to_bytes())
         while place is not None and self._mark_of(place) is DispatchMark.MOVED:
             place = self._marked(place.bucket).moved_to(place.ordinal)
         if place is None or place.bucket not in self._buckets:
@@ -605,8 +605,8 @@ class Schedule:
         for bucket in list(self._buckets):
             is_behind = bucket.number * self.bucket_ms >= end_ms and bucket.number > self.closed_before
             if bucket.number >= first and not is_behind and bucket.settled < bucket.count:
-                for places in bucket_lookup.pending(self._marked(bucket.number), from_ms, end_ms, flags):
-                    yield from (each for each in bucket_lookup.readable(self.read, places) if not subject or each.subject == subject)
+                for places in buckets.pending(self._marked(bucket.number), from_ms, end_ms, flags):
+                    yield from (each for each in buckets.readable(self.read, places) if not subject or each.subject == subject)
 
     # --- the invariant -------------------------------------------------------------------------------------------------
 
@@ -621,7 +621,7 @@ class Schedule:
         for bucket in self._buckets:
             number = bucket.number
             check(number >= self.closed_before, "a bucket that was closed")
-            bucket_lookup.check(bucket, self._cache, planned.pop(number, []), self.bucket_ms, self.closed_before)
+            buckets.check(bucket, self._cache, planned.pop(number, []), self.bucket_ms, self.closed_before)
         check(not planned, "plans of buckets that are not here")
         self._buckets.check()
         check({place: each for each, place in self._aliases.items()} == self._alias_of, "aliases and places differ")

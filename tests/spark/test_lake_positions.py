@@ -16,12 +16,12 @@ KEYS = st.builds(QueueKey, st.just("s"), st.integers(0, 99), st.sampled_from(["g
 
 
 def at(sequence: int) -> dict[str, str]:
-    return {PROPERTY: table.encode("s", {KEY: sequence})}
+    return {PROPERTY: table.encode_positions("s", {KEY: sequence})}
 
 
 @given(st.dictionaries(KEYS, st.integers(0, 1 << 60)))
 def test_positions_survive_their_text(found: dict[QueueKey, int]) -> None:
-    assert table.decode("s", table.encode("s", found)) == found
+    assert table.decode_positions("s", table.encode_positions("s", found)) == found
 
 
 def test_a_new_table_has_none() -> None:
@@ -50,4 +50,4 @@ def test_a_snapshot_that_qmq_lake_did_not_write_is_an_error() -> None:
 @pytest.mark.parametrize("text", ["", "[]", '{"0@g1":"x"}', '{"g1":1}', "null"])
 def test_a_torn_property_is_an_error(text: str) -> None:
     with pytest.raises(LogDamaged):
-        table.decode("s", text)
+        table.decode_positions("s", text)

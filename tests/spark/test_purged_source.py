@@ -8,7 +8,7 @@ import pytest
 from file_support import Traffic, checkpoint, mark
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import BinaryType, StructField, StructType
-from pyspark_qmq import options as read_options
+from pyspark_qmq.options import parse
 from pyspark_qmq.stream import LogStreamReader
 from sink_node import NodeThread, node_thread
 
@@ -27,7 +27,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeThread]:
 
 
 def driver(**options: str) -> LogStreamReader:
-    found = LogStreamReader(read_options.parse({"startingOffsets": "earliest", "subscribe": "a", **options}, is_stream=True), BODY)
+    found = LogStreamReader(parse({"startingOffsets": "earliest", "subscribe": "a", **options}, is_stream=True), BODY)
     found.stop()  # forgets what an earlier one knew
     return found
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
-from pyspark_qmq import options as read_options
+from pyspark_qmq.options import parse
 from pyspark_qmq.planning import Plan, are_cut, per_task, stream_tasks
 from pyspark_qmq.reader import TaskPartition
 from pyspark_qmq.source_model import ALL, QueueKey, QueuePiece, ReadSelection, RoutePartition, Routes, SourceQueue, Topology
@@ -108,7 +108,7 @@ def test_the_tasks_of_a_micro_batch_have_each_message_once(topology: Topology, p
 
 def driver(**options: str) -> LogStreamReader:
     """The source as another driver makes it."""
-    found = LogStreamReader(read_options.parse({"startingOffsets": "earliest", **options}, is_stream=True), StructType())
+    found = LogStreamReader(parse({"startingOffsets": "earliest", **options}, is_stream=True), StructType())
     found.stop()  # forgets what an earlier one knew
     return found
 

@@ -13,8 +13,21 @@ from xml.etree import ElementTree
 
 import pyarrow.parquet as pq
 import pytest
-from pyspark_qmq.jobs import report as plots
-from pyspark_qmq.jobs.report import PAGE_ROWS_MAX, TEXT_ROWS_MAX, Made, Plot, Report, ReportTable, cell, html, plain, summary, text, write
+from pyspark_qmq.jobs.report import (
+    PAGE_ROWS_MAX,
+    TEXT_ROWS_MAX,
+    Made,
+    Plot,
+    Report,
+    ReportTable,
+    cell,
+    html,
+    plain,
+    summary,
+    svg,
+    text,
+    write,
+)
 
 EVIL = "</pre></title><script>alert(1)</script>&\"'<img src=x onerror=alert(1)>-->$\\frac{$"
 MADE = Made(datetime(2026, 11, 21, 16, 0, tzinfo=UTC), f"qmq spark audit --subject '{EVIL}'")
@@ -81,16 +94,16 @@ def test_the_page_says_the_verdict_the_facts_and_the_counterexample() -> None:
 
 @pytest.mark.parametrize("plot", [BARS, LINE, BINS, SHARES], ids=lambda each: each.kind)
 def test_a_plot_is_well_formed_and_the_same_each_time(plot: Plot) -> None:
-    picture = plots.svg(plot, salt="x")
+    picture = svg(plot, salt="x")
     root = ElementTree.fromstring(picture)
     assert root.tag.endswith("svg")
     assert "width" not in root.attrib
-    assert plots.svg(plot, salt="x") == picture
+    assert svg(plot, salt="x") == picture
     assert all(each.attrib.get("id", "").find("_1") < 0 for each in root.iter() if each.tag.endswith("}g"))
 
 
 def test_ids_of_two_plots_on_a_page_are_apart() -> None:
-    ids = [set(re.findall(r' id="([^"]+)"', plots.svg(BINS, salt=salt))) for salt in ("a0", "a1")]
+    ids = [set(re.findall(r' id="([^"]+)"', svg(BINS, salt=salt))) for salt in ("a0", "a1")]
     assert ids[0]
     assert not ids[0] & ids[1]
 

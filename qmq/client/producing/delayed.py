@@ -72,8 +72,7 @@ from qmq.client.connection.connection import TIMING, ClientTiming, pause_s
 from qmq.client.connection.pool import Links
 from qmq.client.consuming.message import Message
 from qmq.client.metadata.cache import delayed_target
-from qmq.client.producing import batch as message_checks
-from qmq.client.producing.batch import Batch
+from qmq.client.producing.batch import Batch, body_bytes, check_length, columns_of, header_map, key_bytes, tag_tuple
 from qmq.client.producing.group_sender import INFLIGHT_BATCHES_MAX
 from qmq.client.producing.producer import BATCH_BYTES, BATCH_MESSAGES, BUFFER_BYTES_MAX, Producer, ProducerIdentity, frame_kind, ignored
 from qmq.client.producing.receipts import BatchReceipt, DelayedBatchReceipt, Ticket, Tickets
@@ -340,7 +339,7 @@ class DelayedProducer(Producer):
         past means now. Raises as `Producer.send`, and DelayTooLong.
         """
         if type(body) is not bytes or len(body) > self._body_bytes_max:
-            body = message_checks.body_bytes(body, self._body_bytes_max)
+            body = body_bytes(body, self._body_bytes_max)
         if not self._is_awake or self._closed_bytes > BUFFER_BYTES_MAX:
             self._wake()
         if type(due_ms) is not int or due is not None or not 0 <= due_ms <= self._latest_ms:
@@ -374,10 +373,10 @@ class DelayedProducer(Producer):
         """Send many messages with less work for each; `due` or `due_ms` has one item a message, or is one for all. Raises as `send`."""
         if (due is None) == (due_ms is None):
             raise _one_of_two()
-        columns = message_checks.columns_of(bodies, tags, headers, self._body_bytes_max)
+        columns = columns_of(bodies, tags, headers, self._body_bytes_max)
         count = len(columns.bodies)
-        message_checks.check_length("keys", keys, count)
-        columns.keys = [message_checks.key_bytes(key) for key in keys] if keys else None
+        check_length("keys", keys, count)
+        columns.keys = [key_bytes(key) for key in keys] if keys else None
         now_ns = self._links.now_ns()
         columns.due_times_ms = many_ms(due_ms, count, now_ns) if due is None else many(due, count, now_ns)
         return self.put(columns)
@@ -399,10 +398,10 @@ class DelayedProducer(Producer):
         """
         cron, zone = check_recurrence(cron, zone)
         now_ns = self._links.now_ns()
-        found = message_checks.header_map(headers) | {model.CRON: cron.encode(), model.ZONE: zone.encode()}
-        columns = Columns([message_checks.body_bytes(body, self._body_bytes_max)], headers=[found])
-        columns.keys = [message_checks.key_bytes(key)] if key else None
-        columns.tags = [message_checks.tag_tuple(tags)] if tags is not None else None
+        found = header_map(headers) | {model.CRON: cron.encode(), model.ZONE: zone.encode()}
+        columns = Columns([body_bytes(body, self._body_bytes_max)], headers=[found])
+        columns.keys = [key_bytes(key)] if key else None
+        columns.tags = [tag_tuple(tags)] if tags is not None else None
         columns.due_times_ms = [ms_of(now_ns) if start_ms is None else checked(start_ms, now_ns)]
         (ticket,) = self.put(columns, BatchFlag.RECURRING).tickets
         return ticket
@@ -808,7 +807,7 @@ class Retries:
     async def _bring(self, batch: Sequence[LongRetry]) -> None:
         verdict, delay_ms = Verdict.NACK, limits.REQUEUE_MS_MAX
         try:
-            columns, create_time_ms = columns_of(batch, self._group)
+            columns, create_time_ms = retry_columns(batch, self._group)
             async with asyncio.timeout(self._timeout_s):
                 await self._send(self._subject, columns, create_time_ms)
             verdict, delay_ms = Verdict.ACK, 0
@@ -869,7 +868,7 @@ def _size_of(message: Message) -> int:
     return size_of_copy(message.body, message.key_bytes or b"", message.tags, message.headers) + _OTHERS_BYTES
 
 
-def columns_of(batch: Sequence[LongRetry], group: str) -> tuple[Columns, int]:
+def retry_columns(batch: Sequence[LongRetry], group: str) -> tuple[Columns, int]:
     """The copies, directed to the group; and the batch's create time. Raises CorruptBatch."""
     messages = [each.message for each in batch]
     columns, first = columns_of_copies(

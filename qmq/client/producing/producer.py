@@ -31,8 +31,7 @@ from typing import Any, Final, Self, TypeVar
 
 from qmq import limits
 from qmq.client.connection.pool import Links
-from qmq.client.producing import batch as message_checks
-from qmq.client.producing.batch import Batch, OpenBatch, cut, size_of
+from qmq.client.producing.batch import Batch, OpenBatch, body_bytes, check_length, columns_of, cut, key_bytes, size_of
 from qmq.client.producing.group_sender import INFLIGHT_BATCHES_MAX, BatchDestination, Pipe, Pipes
 from qmq.client.producing.receipts import BatchReceipt, Ticket, Tickets
 from qmq.errors import BufferFull, ClientClosed, InvalidArgument, Outcome, QmqError
@@ -328,7 +327,7 @@ class Producer(Backlog):
         ClientClosed: the producer or its client was closed.
         """
         if type(body) is not bytes or len(body) > self._body_bytes_max:
-            body = message_checks.body_bytes(body, self._body_bytes_max)
+            body = body_bytes(body, self._body_bytes_max)
         if not self._is_awake or self._closed_bytes > BUFFER_BYTES_MAX:
             self._wake()
         batch = self._open
@@ -369,9 +368,9 @@ class Producer(Backlog):
         headers: Sequence[Mapping[str, str | bytes]] | None = None,
     ) -> Tickets:
         """Send many messages with less work for each; each given column has one item for each message. Raises as `send`."""
-        columns = message_checks.columns_of(bodies, tags, headers, self._body_bytes_max)
-        message_checks.check_length("keys", keys, len(columns.bodies))
-        columns.keys = [message_checks.key_bytes(key) for key in keys] if keys else None
+        columns = columns_of(bodies, tags, headers, self._body_bytes_max)
+        check_length("keys", keys, len(columns.bodies))
+        columns.keys = [key_bytes(key) for key in keys] if keys else None
         return self._put(columns)
 
     def put(self, columns: Columns, flags: int = 0, *, create_time_ms: int | None = None) -> Tickets:

@@ -107,13 +107,12 @@ def _schedule_tasks(files: FileAddress) -> Iterator[FolderStretch]:
 
 def read(name: str, partition: ActionLog | FolderStretch, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Yields a task's rows with these columns, in this order. Raises InvalidArgument, LogDamaged, NotConnected, MessagesExpired."""
-    from pyspark_qmq.datasets import schedules as schedule_folder
-    from pyspark_qmq.datasets import tables
+    from pyspark_qmq.datasets import schedules, tables
     from pyspark_qmq.datasets.deliveries import deliveries, standings
 
     tables.check_columns(check_name(name), columns)
     if not isinstance(partition, ActionLog):
-        return schedule_folder.read(partition, columns)
+        return schedules.read(partition, columns)
     if name == "progress":
         return tables.progress_batches(partition.broker_group, standings(_entries(partition)), columns)
     return tables.delivery_batches(partition.broker_group, deliveries(_entries(partition)), columns)
@@ -121,9 +120,9 @@ def read(name: str, partition: ActionLog | FolderStretch, columns: Sequence[str]
 
 def _entries(log: ActionLog) -> Iterator[tuple[Envelope, bytes]]:
     if log.address is None:
-        from pyspark_qmq.files import file_actions as in_files
+        from pyspark_qmq.files import file_actions
 
-        return in_files.committed_actions(Path(log.folder), log.committed)
-    from pyspark_qmq.servers import reading as at_servers
+        return file_actions.committed_actions(Path(log.folder), log.committed)
+    from pyspark_qmq.servers import reading
 
-    return at_servers.committed_actions(log.address, log.broker_group)
+    return reading.committed_actions(log.address, log.broker_group)

@@ -22,12 +22,11 @@ from pyiceberg.io.pyarrow import PyArrowFileIO, parquet_files_to_data_files
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
-from pyspark_qmq.lake import table as positions
 from pyspark_qmq.lake.catalog import ORDER, REJECTED_SCHEMA, typed_schema
 from pyspark_qmq.lake.day_files import DayFiles
 from pyspark_qmq.lake.lake_damage import reading_file, reading_table, require_size
 from pyspark_qmq.lake.rows import conformed
-from pyspark_qmq.lake.table import CONTENT, REJECTED, LakeTable
+from pyspark_qmq.lake.table import CONTENT, PROPERTY, REJECTED, LakeTable, encode_positions
 from pyspark_qmq.lake.typed import held_struct
 from qmq.errors import InvalidArgument, LogDamaged, Overloaded
 from qmq.process.event_loop import time_of
@@ -131,7 +130,7 @@ def _read(table: Table, files: Sequence[DataFile], schema: pa.Schema) -> pa.Tabl
 
 def _replace(table: LakeTable, old: Iterable[DataFile], new: list[str]) -> bool:
     """Replace the files in one commit. Returns False if another writer committed first."""
-    told = {positions.PROPERTY: positions.encode(table.subject, table.positions())}
+    told = {PROPERTY: encode_positions(table.subject, table.positions())}
     try:
         with reading_table(table.iceberg), table.iceberg.transaction() as change, change.update_snapshot(told).overwrite() as files:
             for each in old:

@@ -54,13 +54,13 @@ class Snapshot(NamedTuple):
     properties: Mapping[str, str]
 
 
-def encode(subject: str, positions: Offsets) -> str:
+def encode_positions(subject: str, positions: Offsets) -> str:
     """The positions as JSON, `{"0@g1":120}`, sorted, so that equal positions are equal text."""
     return json.dumps({key.within: positions[key] for key in sorted(positions) if key.subject == subject}, separators=(",", ":"))
 
 
-def decode(subject: str, text: str) -> dict[QueueKey, int]:
-    """The inverse of `encode`. Raises LogDamaged."""
+def decode_positions(subject: str, text: str) -> dict[QueueKey, int]:
+    """The inverse of `encode_positions`. Raises LogDamaged."""
     try:
         found: Any = parse_json(text)
         return {QueueKey.parse(subject, within): sequence_of(sequence) for within, sequence in found.items()}
@@ -92,10 +92,10 @@ def newest(subject: str, current: int | None, snapshot: Callable[[int], Snapshot
     at = current
     while at is not None and (found := snapshot(at)) is not None:
         if PROPERTY in found.properties:
-            return decode(subject, found.properties[PROPERTY])
+            return decode_positions(subject, found.properties[PROPERTY])
         at = found.parent
     if PROPERTY in table:
-        return decode(subject, table[PROPERTY])
+        return decode_positions(subject, table[PROPERTY])
     if current is None:
         return {}
     raise LogDamaged(f"the table of {subject!r} has a snapshot, and no property {PROPERTY}: it was not written by qmq lake")
@@ -165,7 +165,7 @@ class LakeTable:
     def complete_from(self) -> dict[QueueKey, int] | None:
         """For each queue, the sequence from which on the table is complete; None if no writer recorded that yet. Raises LogDamaged."""
         text = self.iceberg.properties.get(COMPLETE_FROM)
-        return None if text is None else decode(self.subject, text)
+        return None if text is None else decode_positions(self.subject, text)
 
     def first_sequences(self) -> dict[QueueKey, int]:
         """The lowest sequence of each queue that the table has. Reads all rows, three columns."""
@@ -184,7 +184,7 @@ class LakeTable:
         Returns False if another writer committed first: the files are deleted, and the table is read again. Also returns False if the
         answer was lost: the files stay, and `positions` tell whether the commit was made.
         """
-        told = encode(self.subject, reached)
+        told = encode_positions(self.subject, reached)
         try:
             with reading_table(self.iceberg), self.iceberg.transaction() as change:
                 change.set_properties({**properties, PROPERTY: told})

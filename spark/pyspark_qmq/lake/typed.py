@@ -228,7 +228,7 @@ class TypedTables:
         self._types.clear()
 
     def complete(self, table: LakeTable) -> None:
-        """Add the rejected messages of the last round to their table, as `rejected_rows.complete`."""
+        """Add the rejected messages of the last round to their table, as `complete`."""
         complete(table, self._of(table.subject))
 
     def _of(self, subject: str) -> LakeTable:

@@ -17,10 +17,9 @@ from pyiceberg.catalog import Catalog
 
 from pyspark_qmq.admission import Limit, admit
 from pyspark_qmq.committed_log import CommittedLog
-from pyspark_qmq.lake import table as positions
 from pyspark_qmq.lake import typed
 from pyspark_qmq.lake.catalog import CatalogAway, answering_catalog
-from pyspark_qmq.lake.table import LakeTable, open_table
+from pyspark_qmq.lake.table import COMPLETE_FROM, LakeTable, complete_from, encode_positions, open_table
 from pyspark_qmq.lake.task_runner import TaskOutput, TaskRunner, TaskSource, write_tasks
 from pyspark_qmq.lake.typed import TypedTables, held_struct
 from pyspark_qmq.log_opening import address_of, forget, log_at
@@ -213,7 +212,7 @@ class LakeWriter:
         made = self._run_tasks(self._source, list(work), output)
         bad = [each for each in made if each.is_rejected]
         properties = dict(typed.told(each.location for each in bad)) if bad else {}
-        properties[positions.COMPLETE_FROM] = positions.encode(subject, _complete_from(table, begin, end, wanted))
+        properties[COMPLETE_FROM] = encode_positions(subject, _complete_from(table, begin, end, wanted))
         is_committed = table.commit([each.location for each in made if not each.is_rejected], end, properties)
         if self._typed is not None and is_committed:
             self._typed.complete(table)
@@ -226,7 +225,7 @@ class LakeWriter:
         found = table.positions()
         if not found:
             found = {key: at for key, at in starts(self._asked, topology.queues.values(), self._log().find_time).items() if at}
-            if found and not table.commit([], found, {positions.COMPLETE_FROM: positions.encode(table.subject, found)}):
+            if found and not table.commit([], found, {COMPLETE_FROM: encode_positions(table.subject, found)}):
                 return self._begin(table, topology)  # another writer committed first: use its positions
         return found
 
@@ -244,7 +243,7 @@ def _complete_from(table: LakeTable, begin: Offsets, end: Offsets, wanted: Itera
     known = table.complete_from()
     if known is None:  # the table is new, or `qmq lake migrate` made it
         known = table.first_sequences()
-    return positions.complete_from(known, begin, end, {each.queue: each.first for each in wanted})
+    return complete_from(known, begin, end, {each.queue: each.first for each in wanted})
 
 
 def _only(topology: Topology, subject: str) -> Topology:

@@ -12,10 +12,10 @@ from poison import LIES, crc, region_of
 from support import ManualClock, intake
 
 from qmq import model
-from qmq.broker import dead_letters as dead_letter_writer
 from qmq.broker.admin import BrokerAdmin
 from qmq.broker.broker import Broker
 from qmq.broker.config import LOOK_MS, BrokerConfig
+from qmq.broker.dead_letters import AGAIN_MS
 from qmq.errors import DiskFull, InvalidArgument, UnknownConsumer
 from qmq.log.group_state import Share
 from qmq.log.log_config import LogConfig
@@ -211,7 +211,7 @@ async def test_on_a_full_disk_dead_messages_wait_and_are_copied_when_there_is_ro
     assert [group.dying for group in await BrokerAdmin(world.broker, "g1").groups("s", "g")] == [2], "operators see that they wait"
     world.bury()
     assert world.bodies() == [], "it is not tried at every tick"
-    world.clock.now_ms += dead_letter_writer.AGAIN_MS
+    world.clock.now_ms += AGAIN_MS
     world.bury()
     assert (world.bodies(), world.share.dying_messages()) == (numbered(2), 0)
 
@@ -311,7 +311,7 @@ async def test_an_unreadable_batch_keeps_its_dead_messages_and_stops_nothing_els
         patch.setattr(BatchView, "bodies", unreadable)
         world.bury()
     assert world.share.dying_messages() == 2
-    world.clock.now_ms += dead_letter_writer.AGAIN_MS
+    world.clock.now_ms += AGAIN_MS
     world.bury()
     assert world.bodies() == numbered(2)
 

@@ -16,7 +16,6 @@ from support import eventually
 import qmq
 from qmq.broker.dispatch.redelivery import UnackedBytes
 from qmq.client.connection.connection import connect
-from qmq.client.consuming import session as prefetch_limits
 from qmq.client.consuming.session import PREFETCH, PREFETCH_MAX
 from qmq.errors import InvalidArgument
 from qmq.limits import CONSUMER_UNACKED_BYTES_MAX, MIB
@@ -64,7 +63,7 @@ async def feed(queue: FakeQueue, times: int) -> None:
 async def test_a_loop_that_handles_all_at_once_is_given_more_unless_it_chose(
     it: Cluster, monkeypatch: pytest.MonkeyPatch, chosen: int | None, reached: int
 ) -> None:
-    monkeypatch.setattr(prefetch_limits, "QUICK_S", math.inf)
+    monkeypatch.setattr("qmq.client.consuming.session.QUICK_S", math.inf)
     queue = FakeQueue(it.groups[0])
     consumer = it.mq.consumer("s", "g", prefetch=chosen)
 
@@ -81,7 +80,7 @@ async def test_a_loop_that_handles_all_at_once_is_given_more_unless_it_chose(
 
 
 async def test_an_application_that_settles_nothing_is_given_no_more(it: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch_limits, "QUICK_S", math.inf)
+    monkeypatch.setattr("qmq.client.consuming.session.QUICK_S", math.inf)
     queue = FakeQueue(it.groups[0])
     consumer = it.mq.consumer("s", "g", ack="explicit")
     held = 0

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from qmq.client.consuming.ordered import lane as lane_core
 from qmq.client.consuming.ordered.lane import Cell, FailurePolicy, LaneArrival, LaneCore, LaneRequest, LaneState
 from qmq.errors import InvalidArgument, ProtocolViolation
 from qmq.wire.frame_payloads import LaneSettlement, LaneVerdict
@@ -255,7 +254,7 @@ def test_a_handler_that_was_cut_off_leaves_its_message_as_if_it_had_not_begun() 
 
 
 def test_a_request_is_cut_where_it_would_be_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_core, "SETTLEMENTS_MAX", 2)
+    monkeypatch.setattr("qmq.client.consuming.ordered.lane.SETTLEMENTS_MAX", 2)
     lane = core()
     cells = arrive(lane, 8, *range(8))
     finish(lane, *cells[1::2])

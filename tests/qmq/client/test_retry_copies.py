@@ -18,7 +18,7 @@ import qmq
 from qmq import blocking, limits
 from qmq.client.connection.connection import TIMING, ClientTiming
 from qmq.client.consuming.message import Decoded, Message, Messages, Slice
-from qmq.client.producing.delayed import LongRetry, batches, columns_of
+from qmq.client.producing.delayed import LongRetry, batches, retry_columns
 from qmq.errors import ClientClosed, DelayTooLong, InvalidArgument, Overloaded, ReadOnly
 from qmq.model import DelayedId, MessageId
 from qmq.wire import frame_payloads as wire
@@ -465,7 +465,7 @@ def test_create_times_of_a_batch_lie_near_each_other() -> None:
     found = list(batches(made([1] * len(created), created)))
     assert [[each.message.create_time_ms for each in batch] for batch in found] == [created[:3], created[3:5], created[5:6], created[6:]]
     for batch in found:
-        columns, first = columns_of(batch, "ops")
+        columns, first = retry_columns(batch, "ops")
         _, region = encode(b"s", columns, producer_id=1, batch_sequence=0, create_time_ms=first)
         times = BatchView(Envelope(0, 0, 0, 0, 1, 1, 1, 0), region).create_times_ms()
         assert times == [each.message.create_time_ms for each in batch]

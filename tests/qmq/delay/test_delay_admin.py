@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.delay import admin as delay_admin
 from qmq.delay.admin import EngineAdmin, check_due
 from qmq.delay.interfaces import DueMessage, SchedulePlace
 from qmq.errors import DelayTooLong, InvalidArgument, NotMaster
@@ -54,14 +53,14 @@ async def test_pages_together_are_the_list(items: list[tuple[int, str]], most: i
     messages = [_message(len(items) - at, due_ms, name) for at, (due_ms, name) in enumerate(items)]
     admin = _admin(messages)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(delay_admin, "LOOK_MAX", 4)
+        patch.setattr("qmq.delay.admin.LOOK_MAX", 4)
         found = await _all(admin, subject, most)
     wanted = [each for each in messages if subject in ("", each.subject)]
     assert found == sorted(wanted, key=lambda each: (each.due_ms, str(admin.id_of(each))))
 
 
 async def test_too_many_due_at_one_time_are_refused_instead_of_holding_up_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delay_admin, "SAME_MAX", 5)
+    monkeypatch.setattr("qmq.delay.admin.SAME_MAX", 5)
     with pytest.raises(InvalidArgument, match="due at 3 ms"):
         await _admin([_message(number, 3) for number in range(9)]).listed("", 0, 0, (0, ""), 2)
 

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedule_support import PRODUCER, START, delayed
 
-from qmq.delay import batches as batch_cutting
 from qmq.delay.batches import Pieces, run_id
 from qmq.errors import CorruptBatch
 from qmq.model import SCHEDULE_ID, MessageId
@@ -114,7 +113,7 @@ def test_a_run_is_named_by_the_first_id_and_its_time() -> None:
 
 
 def test_messages_too_large_for_one_batch_become_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_cutting, "REGION_BYTES_MAX", 400)
+    monkeypatch.setattr("qmq.delay.batches.REGION_BYTES_MAX", 400)
     region, _ = delayed([START] * 9, bodies=[bytes([place]) * 50 for place in range(9)])
     found = Pieces(region).cut(range(9))
     assert len(found) > 1

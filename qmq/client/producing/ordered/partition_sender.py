@@ -20,8 +20,7 @@ from qmq import limits
 from qmq.client.connection.connection import Connection
 from qmq.client.connection.pool import Links
 from qmq.client.consuming.ordered.membership import GroupLoad
-from qmq.client.producing import batch as message_checks
-from qmq.client.producing.batch import OpenBatch
+from qmq.client.producing.batch import OpenBatch, key_bytes
 from qmq.client.producing.master_connection import MasterConnection
 from qmq.client.producing.ordered.batch import OrderedBatch
 from qmq.client.producing.ordered.stream import Stream
@@ -120,7 +119,7 @@ class Keys(dict[Key, int]):
             self.count = count
 
     def __missing__(self, key: Key) -> int:
-        data = message_checks.key_bytes(key)
+        data = key_bytes(key)
         if not data:
             raise InvalidArgument("a message to an ordered subject needs a key that is not empty: QMQ orders the messages of each key")
         if not self.count:

@@ -36,8 +36,7 @@ from qmq import limits
 from qmq.client.connection.pool import Links
 from qmq.client.consuming.ordered.membership import GroupLoad
 from qmq.client.metadata.cache import Ordering
-from qmq.client.producing import batch as message_checks
-from qmq.client.producing.batch import cut, size_of
+from qmq.client.producing.batch import body_bytes, check_length, columns_of, cut, size_of
 from qmq.client.producing.ordered.batch import OrderedBatch, choose, pick
 from qmq.client.producing.ordered.partition_sender import BatchBuilder, Encode, Key, OpenBatches, StreamConnection, bad_key
 from qmq.client.producing.ordered.stream import Stream, StreamPartitioner
@@ -402,7 +401,7 @@ class OrderedProducer(Backlog):
         BufferFull: more than 64 MiB are waiting to be stored. ClientClosed: the producer or its client was closed.
         """
         if type(body) is not bytes or len(body) > self._body_bytes_max:
-            body = message_checks.body_bytes(body, self._body_bytes_max)
+            body = body_bytes(body, self._body_bytes_max)
         try:
             lp = self._keys[key]
         except TypeError as cause:
@@ -436,11 +435,11 @@ class OrderedProducer(Backlog):
 
         The receipts are in the order of the messages, although the messages go to several partitions.
         """
-        columns = message_checks.columns_of(bodies, tags, headers, self._body_bytes_max)
+        columns = columns_of(bodies, tags, headers, self._body_bytes_max)
         count = len(columns.bodies)
         if keys is None:
             raise InvalidArgument("messages to an ordered subject need keys: give one for each")
-        message_checks.check_length("keys", keys, count)
+        check_length("keys", keys, count)
         columns.logical_partitions = self._keys.of_many(keys)
         if not self._is_awake:
             self._wake()
