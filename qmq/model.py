@@ -1,9 +1,9 @@
-"""The basic types: ids that cannot be mixed up, names with one grammar, settings of subjects and groups.
+"""The basic types: ids that cannot be mixed up, names with one grammar, settings of subjects and groups, names of QMQ's own headers.
 
 A *subject* is what is published to. Its messages on one broker group form a *queue*, and a message's number in its queue is its
 *sequence*. Names follow one grammar, `[A-Za-z0-9_-][A-Za-z0-9._-]*` up to 127 characters, and never become paths.
 
-Headers that QMQ itself adds to messages or reads. Applications see them; their own headers must not begin with `qmq-`.
+Applications see the headers that QMQ itself adds to messages or reads; their own headers must not begin with `qmq-`.
 """
 
 from __future__ import annotations

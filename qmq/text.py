@@ -1,14 +1,11 @@
-"""Text from other programs, made safe for a terminal. Pure.
+"""Texts that somebody else wrote: made safe for a terminal, read as numbers, read as JSON; and how an address is written. Pure.
 
 An error of a nack, the reason of a pause or a body may contain ESC sequences that set the clipboard or the colours, or characters that
 reverse the order of the text after them. Shown as `` and `‮` they have no effect.
 
-Numbers in texts that somebody else wrote: headers of messages, forms, addresses, names of files; and how an address is written.
-
-Python's own conversions are no grammar for them: "²".isdigit() holds and int("²") fails, int() refuses 5,000 digits with another error than
-letters, float() takes "infinity" and "1_000", and a number above a bound is refused only where it is used.
-
-JSON that somebody else wrote.
+Numbers are in headers of messages, forms, addresses, names of files. Python's own conversions are no grammar for them: "²".isdigit() holds
+and int("²") fails, int() refuses 5,000 digits with another error than letters, float() takes "infinity" and "1_000", and a number above a
+bound is refused only where it is used.
 
 Python's parser takes more than JSON: NaN, numbers beyond all floats, half of a surrogate pair, and thousands of arrays inside each other.
 What it takes then fails where the value is shown, stored or sent on.

@@ -7,10 +7,10 @@ same file. Leases are counted by a monotonic clock and start over at a start, as
 After a crash before COMMIT nothing was done. After a crash after COMMIT everything was done. The caller got no answer and must read the
 outcome back.
 
-The embedded store's rows in SQLite: every version of every key. A change adds a row, and a deletion a row without a value.
+SQLite has a row for every version of every key. A change adds a row, and a deletion a row without a value.
 
-kv(key, mod, sub, created, version, value, lease)      `sub` orders the changes within one revision
-lease(id, ttl_s)                                       meta(name, number): revision, compacted, next lease
+    kv(key, mod, sub, created, version, value, lease)      `sub` orders the changes within one revision
+    lease(id, ttl_s)                                       meta(name, number): revision, compacted, next lease
 
 Beside the database is a file of RESERVE_BYTES, which is deleted when the disk is full and made again when there is room: so a process can
 start, register and stop on a full disk.

@@ -1,6 +1,8 @@
-"""Assigns lanes to the consumers of a group: takes open ranges, returns lanes. Pure; the result does not depend on the order of the inputs.
+"""What a group reads, and which consumer reads it. Pure.
 
-Let there be R open ranges (`Readable`: a partition, cut to its open part) and C consumers.
+Lanes are assigned to the consumers of a group: open ranges in, lanes out; the result does not depend on the order of the inputs. A lane is
+a partition and a range of its logical partitions, read under one version by one consumer. Let there be R open ranges (`Readable`: a
+partition, cut to its open part) and C consumers.
 
 * R >= C: ranges stay whole, and the consumers' numbers of ranges differ by one at most.
 * R < C: ranges are cut. Each range gets one consumer; the others go, one by one, to the range that lacks most of its share. A range's share
@@ -23,14 +25,8 @@ Worked example. Partition 1 [0, 1000) is the only one; consumers x, y: 1 [0, 500
                                                    2 [0, 250) x   2 [250, 500) z   3 [500, 1000) y
     z leaves                        R = 2, C = 2   2 [0, 500) x   3 [500, 1000) y
 
-A group's frontier: the version that the group reads in each range of logical partitions. Values only; `advance` moves the frontier.
-
-Rules, checked whenever a Frontier is made: its pieces tile [0, N); neighbours of the same version are one piece.
-
-A lane in an assignment: a partition and a range of its logical partitions, read under one version by one consumer. Values only.
-
-Moves a group from one version of a route to the next, and decides which ranges the group may read at each moment. Pure.
-
+A group's *frontier* is the version that it reads in each range of logical partitions. Its pieces tile [0, N); neighbours of the same
+version are one piece. `advance` moves the frontier from one version of a route to the next, and so decides which ranges the group may read.
 The rule that keeps order: a group reads version v + 1 in a range only when it has finished version v there. A range therefore goes through
 the versions one at a time, however many there are and however quickly their command messages follow each other. `finished` decides each
 step. It is called only for partitions that the change to v + 1 closed: a partition of both versions stays open.

@@ -16,8 +16,6 @@ merged again. Hot partitions therefore come from hot ones only, each narrower th
 Worked example, by the defaults. Partition 3 [0, 512) takes 12,000 messages/s, spread evenly, and the last change was a minute ago: it is
 split at 256. With 9,000 of them in logical partition 17 it is split at 17 and 18, into 4 [0, 17), 5 [17, 18) and 6 [18, 512). If
 partition 5 alone reaches 10,000, it stays, and the reasons say so.
-
-The load, policy and history for automatic resharding. Values only; `resharding` decides.
 """
 
 from __future__ import annotations

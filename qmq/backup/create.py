@@ -3,19 +3,17 @@
     1. write a mark, so that no prune deletes chunks that the backup needs (qmq/backup/prune.py)
     2. read the newest backup's manifest: the new backup refers to its sealed segments instead of copying them
     3. each delay group's newest checkpoint, before the moment, so that the logs go further than it
-    4. the moment (qmq/backup/create.py)
+    4. the moment
     5. the coordination store's keys, each group's logs and schedule
     6. write the manifest; then check that the mark still exists
 
 A crash anywhere before 6 leaves chunks that the next backup finds, and no backup. Nothing is ever overwritten.
 
-Reads a group's logs and schedule from a replica's control port, and puts them into the backup.
-
-The backup reads logs over the network and not folders, so that it can run anywhere, from any replica, while the cluster works: committed
-bytes never change, and all replicas have the same bytes at the same positions. This module also checks what other readers of `ReadLog`
+The backup reads logs from a replica's control port and not folders, so that it can run anywhere, from any replica, while the cluster works:
+committed bytes never change, and all replicas have the same bytes at the same positions. It also checks what other readers of `ReadLog`
 trust: every entry's checksums, and that indexes rise.
 
-Finds one moment of a whole cluster: a revision of the coordination store, and the end of each group's logs at that moment.
+The moment is a revision of the coordination store, and the end of each group's logs:
 
     hold the writes of every master ─▶ ask each for its logs' ends, and the store for its revision ─▶ release every master
 

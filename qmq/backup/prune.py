@@ -1,6 +1,6 @@
 """`qmq backup prune`: deletes old backups, and the chunks that no other backup has. The steps:
 
-1. write a mark (qmq/backup/prune.py): while a backup is created, nothing is deleted
+1. write a mark: while a backup is created, nothing is deleted
 2. the manifests of the backups that stay: all must be readable
 3. the list of chunks
 4. the manifests of the others are deleted: from now on these backups do not exist
@@ -8,9 +8,9 @@
 
 A crash after 4 leaves chunks without a backup. The next prune deletes them, as it deletes those of a backup that was never finished.
 
-Marks in the place of backups, so that no prune deletes a chunk that a running `create` needs.
+Marks in the place of backups keep a prune from deleting a chunk that a running `create` needs:
 
-running/WORK-TIME-TOKEN    WORK is create or prune, TIME its begin in ms; empty of content
+    running/WORK-TIME-TOKEN    WORK is create or prune, TIME its begin in ms; empty of content
 
 Each command first writes its mark and then lists the others, so of two commands that begin at the same time at least one sees the other. A
 prune that sees another mark gives up. A create that sees a prune waits. A killed process leaves its mark, which expires: a prune ends long

@@ -3,15 +3,14 @@
     identity    exactly: each `replica.json` has the cluster's, so clients that run continue
     groups      exactly: the members, the secret and the highest promised epoch are in each `replica.json`; an election finds the master
     subjects    from the queues in the logs; their settings from a backup, if there is one, else the defaults
-    routes      from a backup that is new enough, else deduced (qmq/backup/rebuild.py)
+    routes      from a backup that is new enough, else deduced
     consumer groups of ordered subjects    from their lanes; their progress is in the logs
 
 All other keys (rules, quotas, retry settings, pauses) come from the backup, or are gone.
 
-Deduces an ordered subject's routes from what broker groups have in their logs. Pure.
-
-The logs say of each partition its broker group, the logical partitions of its messages and of its groups' lanes, and the version that
-closed it, if one did. The rules of routes (qmq_ordering/algebra.py) give the rest:
+An ordered subject's routes are deduced from what broker groups have in their logs. The logs say of each partition its broker group, the
+logical partitions of its messages and of its groups' lanes, and the version that closed it, if one did. The rules of routes
+(qmq_ordering/algebra.py) give the rest:
 
 * version 1 divides [0, N) evenly, and numbers its partitions from 1;
 * version v replaces the partitions that it closed by the next numbers, within the same ranges, in the order of the ranges.
@@ -19,11 +18,11 @@ closed it, if one did. The rules of routes (qmq_ordering/algebra.py) give the re
 A cut between two partitions is known as exactly as the messages and lanes beside it. Where there are none on either side, any cut is as
 good: there is nothing whose order it could break.
 
-Reads a replica's data folder for information about its cluster. The replica must not run. The calls block.
+A replica's data folder is read while the replica does not run. The calls block.
 
-replica.json     the group, its members and their secret, the highest epoch that the replica promised
-delay.json       the settings of a delay group
-both logs        subjects, partitions, command messages, groups and their lanes
+    replica.json     the group, its members and their secret, the highest epoch that the replica promised
+    delay.json       the settings of a delay group
+    both logs        subjects, partitions, command messages, groups and their lanes
 """
 
 from __future__ import annotations

@@ -13,11 +13,8 @@ No process can found a group before 6, since the group exists from 2 on and has 
 waits, and cannot begin with an empty log. A crash anywhere is mended by the same command: it continues a restore of the same backup.
 Groups on other machines are restored there, by the same command with their `--data`.
 
-Every replica holds the same bytes, so one of each group is enough: others join it as after the loss of a machine (`qmq replica add`).
-
-Writes the keys of a new cluster into an empty coordination store, and a mark by which an interrupted restore can continue.
-
-Writes one group of a backup into the data folder of a replica. The calls block.
+Every replica holds the same bytes, so one of each group is enough: others join it as after the loss of a machine (`qmq replica add`). The
+calls that write a replica's data folder block.
 """
 
 from __future__ import annotations

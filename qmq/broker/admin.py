@@ -1,6 +1,5 @@
-"""Administration of one broker: what is stored and consumed, where a message is, moving and deleting groups.
-
-A broker's status in its group, and operators' changes of it. A node without replicas is a group of one.
+"""Administration of one broker: what is stored and consumed, where a message is, moving and deleting groups; its status in its broker
+group, and operators' changes of that. A node without replicas is a group of one.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ consumption continues, and the answers to SETTLE wait until their actions are wr
 A broker serves while it is its group's master (a node alone always is). Otherwise every request is refused with NotMaster; when it stops
 being master, waiting requests get an error with unknown outcome.
 
-What a broker writes to its message log besides the batches of producers: dead letters, and command messages of queues.
+Besides the batches of producers it writes dead letters and command messages of queues to its message log.
 """
 
 from __future__ import annotations

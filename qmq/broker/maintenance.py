@@ -2,9 +2,8 @@
 
 A failed flush is final: `fatal` stops the process before it acknowledges anything else.
 
-Which principal uses a producer id: the first one that sent under it to this broker, while rules are enforced. Pure.
-
-A message's id contains the id of its producer, so every consumer knows it. Without an owner, any principal that may produce to the same
+`ProducerOwners` says which principal uses a producer id: the first one that sent under it to this broker, while rules are enforced. A
+message's id contains the id of its producer, so every consumer knows it. Without an owner, any principal that may produce to the same
 subject could begin a newer session under that id, and the broker would refuse the producer's own batches as those of an older one
 (`ProducerFenced`).
 

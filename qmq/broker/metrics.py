@@ -1,15 +1,16 @@
-"""The counters of a broker since its process began: plain integers, incremented once for each request (docs/METRICS.md).
+"""What a broker counts: its work since the process began (docs/METRICS.md), and the load of partitions.
+
+Counters of work are plain integers, incremented once for each request.
 
 *Stored* messages need no counter: a queue's numbers only grow while its broker serves, so the difference to their values at the beginning
 is what was stored. Entries that came from another master do not count, nor do command messages.
 
 Counters continue when a broker loses and regains the mastership. They start again with the process, as Prometheus expects.
 
-The load of each partition of an ordered subject, by logical partition, for splitting by load. Not replicated: a new master starts
-counting at zero.
-
-Counts decay: every `STEP_MS` they are multiplied so that half is left after `HALF_LIFE_MS`. A rate is the decayed count over the time it
-stands for (an exponentially weighted average: sum * ln 2 / half-life, corrected for the time before counting began).
+`LoadMeters` count the load of each partition of an ordered subject, by logical partition, for splitting by load. Not replicated: a new
+master starts counting at zero. Counts decay: every `STEP_MS` they are multiplied so that half is left after `HALF_LIFE_MS`. A rate is the
+decayed count over the time it stands for (an exponentially weighted average: sum * ln 2 / half-life, corrected for the time before counting
+began).
 """
 
 from __future__ import annotations

@@ -1,22 +1,21 @@
-"""The parts of a broker besides its store. All are passed when the broker is made; none is set later.
+"""The parts of a broker besides its store, and their interfaces.
 
-Decides when an entry is committed: on a single node, the node itself; on a replica, the driver (qmq_replication/driver.py).
+    BrokerParts         passed when the broker is made; none is set later
+    ServingParts        what the broker's parts that serve consumers use; made when the broker begins to serve from a store
+    Committer           when an entry is committed: on a single node the node itself decides, on a replica qmq_replication/driver.py
+    ReplicaConnection   what replication needs of a connection from another replica
+    ReplicaPeer         what such a connection needs of replication
+    GroupRules          the operators' settings for consumer groups: retries and pauses
+    PendingResponses    answers that wait for their index, and coroutines of this process that wait for a commit
 
-The two interfaces of a connection from another replica: what replication needs from the connection, and what the connection needs from
-replication.
+Group rules are in the coordination store (docs/DELIVERY.md); a broker reads them from its view, which may lag a moment. Replicas need not
+agree on them: the master decides by them, and writes its decision to the log.
 
-The operators' settings for consumer groups: retries and pauses.
+Answers wait in one of three ways:
 
-They are in the coordination store (docs/DELIVERY.md); a broker reads them from its view, which may lag a moment. Replicas need not agree on
-them: the master decides by them, and writes its decision to the log.
-
-Answers that wait until their index is committed, or flushed on a majority; and coroutines of this process that wait for a commit.
-
-unwritten          the index is not known yet: the entry is written at the end of the turn
-held for a commit  answered when their index is committed
-held for a flush   answered when their index is flushed on a majority
-
-The parts of the broker that serve consumers use. They are made when the broker begins to serve from a store.
+    unwritten           the index is not known yet: the entry is written at the end of the turn
+    held for a commit   answered when their index is committed
+    held for a flush    answered when their index is flushed on a majority
 """
 
 from __future__ import annotations

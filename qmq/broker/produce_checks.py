@@ -1,10 +1,10 @@
-"""Checks the batches of a producer before they are stored. Pure.
+"""Whether the batches of a producer may be stored, and in which queue. Pure.
 
 A batch is accepted or refused as a whole. The broker never decodes single messages: it checks the producer's checksum, finds the columns,
 and checks each column's offsets as a vector, so that no later reader of the log reads outside the batch.
 
-The destinations of producers: a queue of this broker, and the conditions for a batch. `BrokerSubjects` looks a destination up once, and
-again after the settings of its subject, or any route, have changed.
+A destination is a queue of this broker, with the conditions for a batch. `BrokerSubjects` looks it up once, and again after the settings of
+its subject, or any route, have changed.
 """
 
 from __future__ import annotations

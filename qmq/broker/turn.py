@@ -1,8 +1,9 @@
-"""The PRODUCE requests of a turn: checked when they arrive, admitted and written together at its end. Their answers wait for the commit.
+"""A turn of the broker: the PRODUCE requests in it, when it runs, and which connections write answers in it.
 
-When the broker's next turn runs, and which connections write answers in it. A turn runs at the end of the round of the event loop in
-which it was requested, or immediately if only one connection sent frames recently: then no other frames would join, and another round of
-the event loop costs as much as half of the turn.
+PRODUCE requests are checked when they arrive, and admitted and written together at the turn's end; their answers wait for the commit.
+
+A turn runs at the end of the round of the event loop in which it was requested, or immediately if only one connection sent frames recently:
+then no other frames would join, and another round of the event loop costs as much as half of the turn (`TurnSchedule`).
 """
 
 from __future__ import annotations

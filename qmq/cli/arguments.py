@@ -1,8 +1,5 @@
-"""Arguments and options that several commands have.
-
-Parses durations and times as people type them.
-
-How long commands wait before they poll again.
+"""Arguments and options that several commands have, durations and times as people type them, and how long commands wait before they poll
+again.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
-"""`qmq broker` runs one replica of a broker group. `qmq broker drain` and `resume` stop and restart the group's intake of messages.
+"""`qmq broker` runs one replica of a broker group, or with `--shards N` a process for each shard, with options derived from its own
+(docs/SHARDS.md). `qmq broker hand-over` and `qmq delay hand-over` come before a replica's process is stopped.
 
-`qmq broker hand-over` and `qmq delay hand-over`: before a replica's process is stopped.
-
-Moves all partitions of ordered subjects away from a broker group, one after another, to the least loaded other groups.
-
-A drain keeps no state between runs: the partitions still on the group are the work left, so an interrupted drain continues when it is
-started again. A move is done when its route is published: from then on the group takes no messages for the partition. Messages already
-stored are consumed from the old group.
-
-Derives the options of each shard from those of `qmq broker --shards N`. Pure; docs/SHARDS.md.
+`qmq broker drain` and `resume` stop and restart the group's intake of messages. A drain moves all partitions of ordered subjects to the
+least loaded other groups, one after another. It keeps no state between runs: the partitions still on the group are the work left, so an
+interrupted drain continues when it is started again. A move is done when its route is published: from then on the group takes no messages
+for the partition. Messages already stored are consumed from the old group.
 """
 
 from __future__ import annotations

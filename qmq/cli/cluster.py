@@ -1,6 +1,5 @@
-"""`qmq cluster` shows the broker groups, their replicas, and each replica's lag.
-
-`qmq replica` and `qmq transfer` change the members and the master of a broker group.
+"""`qmq cluster` shows the broker groups, their replicas, and each replica's lag. `qmq replica` and `qmq transfer` change the members and
+the master of a broker group.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""`qmq context` stores connection settings of clusters under names (docs/ACCESS.md).
-
-`qmq config` shows the settings that commands use, and where each one comes from.
+"""`qmq context` stores connection settings of clusters under names (docs/ACCESS.md). `qmq config` shows the settings that commands use, and
+where each one comes from.
 
 Precedence: argument, variable, context, default (qmq/security/contexts.py).
 """

@@ -1,16 +1,12 @@
-"""`qmq delay` lists, shows, cancels and moves delayed messages, and shows delivery statistics. Without a verb it runs a delay server.
+"""`qmq delay` lists, shows, cancels and moves delayed messages, and shows delivery statistics: JSON values for programs, tables and a
+histogram for people. Without a verb it runs one replica of a delay group.
 
-A histogram of due times: pending messages counted by hour for the next day, by day for the next month, by month after that. Pure.
+The histogram counts pending messages by hour for the next day, by day for the next month, by month after that:
 
-Rules:
 * Hours, days and months are in UTC, as the buckets are. The first hour is the current one.
 * Every pending message is counted once: the bars plus `late` add up to the number of pending messages.
 * A bucket counts in the bar where the bucket begins, or in the current hour if the bucket has begun. Messages of a bucket that has ended
   count as *late*.
-
-The output of `qmq delay`: JSON values for programs, tables and a histogram for people. Pure: returns what rich prints.
-
-`qmq delay` without a verb runs one replica of a delay group.
 """
 
 from __future__ import annotations

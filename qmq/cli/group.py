@@ -1,6 +1,4 @@
-"""`qmq group` shows, resets and deletes consumer groups.
-
-`qmq group set` and `qmq group settings`: how a group retries messages that failed.
+"""`qmq group` shows, resets and deletes consumer groups, and says how a group retries messages that failed (`set`, `settings`).
 
 `qmq pause` and `qmq resume` stop and restart delivery to a group, to one of its consumers, or to a client.
 

@@ -1,7 +1,4 @@
-"""`qmq message` finds, shows or traces one message by its id. (`qmq why` explains the state of a message in words.)
-
-`qmq why` explains in words where a message is and what it waits for.
-"""
+"""`qmq message` finds, shows or traces one message by its id. `qmq why` explains in words where a message is and what it waits for."""
 
 from __future__ import annotations
 

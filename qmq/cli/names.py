@@ -1,9 +1,9 @@
 """Names of subjects and groups in the cluster, for hints and completion. Names that the cluster does not return quickly are left out.
 
-Suggests the nearest existing name for an unknown subject or group, and the corrected command.
+For an unknown subject or group the nearest existing name is suggested, with the corrected command:
 
-error: [E105] there is no subject 'order': see `qmq subject list`
-did you mean 'orders'? try: qmq group list orders
+    error: [E105] there is no subject 'order': see `qmq subject list`
+    did you mean 'orders'? try: qmq group list orders
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""`qmq outbox` manages outbox tables in applications' databases: migration, watchdog, rejected messages (docs/OUTBOX.md).
+"""QMQ's tables in applications' databases: `qmq outbox` manages outboxes: migration, watchdog, rejected messages (docs/OUTBOX.md); `qmq
+dedup` is about the table in which an application records the messages it has handled (docs/DEDUP.md).
 
 A database is given as a SQLAlchemy URL such as `postgresql+psycopg://shop@db.example/shop`; URLs of async drivers work, too.
-
-`qmq dedup` is about the table in which an application records the messages it has handled (docs/DEDUP.md).
 """
 
 from __future__ import annotations

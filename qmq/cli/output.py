@@ -1,8 +1,8 @@
-"""The output of the CLI: tables for people, JSON for programs, and error messages that say what to do.
+"""The output of the CLI: tables for people, JSON for programs, error messages that say what to do, and progress bars, if standard error is
+a terminal.
 
-Tables for people: one style, without boxes, fitted to the terminal. Pure: the caller passes width and time.
-
-If the terminal is too narrow, these steps are taken one after another until the table fits:
+Tables have one style, without boxes, and are fitted to the terminal, whose width the caller passes. If the terminal is too narrow, these
+steps are taken one after another until the table fits:
 
     1  times are relative ("3 s ago"), and durations in words; only a wide table has exact ones
     2  columns that are empty, or have the same short value in every row, are left out, from the right
@@ -11,8 +11,6 @@ If the terminal is too narrow, these steps are taken one after another until the
 
 Ids are never cut, because people copy them, and are left out last. A wide table (`--wide`, or standard output that is not a terminal) is
 as wide as necessary, with exact times.
-
-Progress bars on standard error. They are shown only if standard error is a terminal.
 """
 
 from __future__ import annotations

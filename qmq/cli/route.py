@@ -1,6 +1,7 @@
-"""`qmq route` shows and changes how an ordered subject's keys are spread over partitions (docs/ORDERING.md).
+"""`qmq route` shows and changes how an ordered subject's keys are spread over partitions (docs/ORDERING.md), and exports all routes for
+readers of log files without a metaserver (docs/FORMAT.md).
 
-Draws a route as a line of text: the logical partitions from 0 to N in cells as wide as their ranges. Pure; `plain` has no colour.
+A route is drawn as a line of text: the logical partitions from 0 to N in cells as wide as their ranges.
 
     │1░░░░░░░░░░│3▒▒▒▒│4░░░░│2▒▒▒▒▒▒▒▒▒▒│
     0           256   384   512      1024
@@ -12,16 +13,11 @@ Rules:
 * The position of a kind (a broker group, a version) in `kinds` determines its pattern and colour: bars with the same kinds look the same.
 * A label or a number that does not fit is left out, because a truncated number would be misread.
 
-The output of `qmq route` for people: bars, tables and sentences made from `route_facts`. Pure: returns what rich prints.
+`qmq route split`, `merge` and `move` change a subject's route while messages flow:
 
-`qmq route split`, `merge` and `move` change a subject's route while messages flow.
-
-Rules:
 * A change names the route version that it was planned for, so either exactly the plan is carried out or the change fails (RouteConflict).
 * The change is done when the next route is published. Consumer groups follow by themselves; waiting for them is for the operator's
   information: Ctrl-C ends the waiting, never the change.
-
-`qmq route export` writes all routes of ordered subjects to a file, for readers of log files without a metaserver (docs/FORMAT.md).
 """
 
 from __future__ import annotations

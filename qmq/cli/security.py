@@ -1,6 +1,5 @@
-"""`qmq cert` makes a small certificate authority, and certificates for a cluster's servers and clients (docs/SECURITY.md).
-
-`qmq etcd` sets up etcd's own access control, for an etcd that identifies clients by certificates (docs/SECURITY.md).
+"""What secures a cluster before it starts (docs/SECURITY.md): `qmq cert` makes a small certificate authority, and certificates for servers
+and clients; `qmq etcd` sets up the access control of an etcd that identifies clients by certificates.
 """
 
 from __future__ import annotations

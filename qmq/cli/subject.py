@@ -1,7 +1,4 @@
-"""`qmq subject` lists, creates, changes and deletes subjects.
-
-`qmq subject schema`: what the bodies of a subject look like (docs/SCHEMAS.md).
-"""
+"""`qmq subject` lists, creates, changes and deletes subjects, and says what their bodies look like (`schema`, docs/SCHEMAS.md)."""
 
 from __future__ import annotations
 

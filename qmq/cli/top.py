@@ -3,8 +3,6 @@
 a terminal          uses the alternate screen and single keys; the previous screen content is restored at any exit
 a dumb terminal     prints one screen below the other, without control sequences
 no terminal         the same, as wide as the figures need
-
-The screen of `qmq top` as lines of text. Pure: the caller passes size and figures.
 """
 
 from __future__ import annotations

@@ -2,9 +2,7 @@
 
 queues of the subject ──▶ a page of each, by FETCH ──▶ the message that was stored first ──▶ the application
 
-Which stored messages are read without a group, and from which queues. Pure.
-
-Reads one queue of a subject without a group, page by page, by FETCH.
+Which messages are read, and from which queues, is decided without I/O.
 """
 
 from __future__ import annotations

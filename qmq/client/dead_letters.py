@@ -1,19 +1,16 @@
-"""A group's dead letters: show, replay and purge them.
+"""A group's dead letters: show, replay and purge them; each as a value, and as a copy that is sent again.
 
     await mq.dead_letters("billing").show(10)
     await mq.dead_letters("billing").replay(lambda letter: letter.subject == "orders")
 
 Operators are an ordinary consumer group of the dead-letter queue (`model.OPERATORS`): a dead letter that the group has settled was replayed
 or purged; the others are pending. So two operators at the same queue never handle a dead letter at the same time, and a crash loses none. A
-letter that was sent again and not settled is found by its copy, and settled then (`dead_letters.py`).
+letter that was sent again and not settled is found by its copy, and settled then.
 
-A dead letter as a value: read from a message of a dead-letter queue, and copied into messages that are sent again. Pure.
-
-Finds the dead letters that were already sent to their subjects, by any process, so that no letter is sent twice.
-
-A replay sends a letter and then settles it. If the process, the connection or the master ends in between, the letter is handed out again.
-Each copy names its letter (`REPLAY_OF`), so the copies themselves are the record of earlier replays, and no other record is
-needed. Before letters are sent, this module searches the subject's directed messages that were stored since the first letter died.
+No letter is sent twice, by any process. A replay sends a letter and then settles it. If the process, the connection or the master ends in
+between, the letter is handed out again. Each copy names its letter (`REPLAY_OF`), so the copies themselves are the record of earlier
+replays, and no other record is needed. Before letters are sent, this module searches the subject's directed messages that were stored since
+the first letter died.
 
     FIND on each queue      decides everything that brokers were sent before: stored, or never
     FETCH, directed only    the broker skips other batches by the consume log, without reading them

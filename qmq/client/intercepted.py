@@ -1,13 +1,12 @@
-"""Producers of a client that has interceptors: each call goes through the interceptors first.
+"""Producers and consumers of a client that has interceptors. They are separate classes, so that a client without interceptors pays nothing
+extra (docs/adr/0019).
 
-They are separate classes, so that sending without interceptors costs nothing extra (docs/adr/0019). Interceptors add headers, and learn the
-outcome from the ticket.
+A producer's call goes through the interceptors first: they add headers, and learn the outcome from the ticket.
 
-Consumers of a client that has interceptors: the same consumers, and interceptors around the handling of each message.
-
-With `async for`, a message is being handled until it gets a verdict, until its task asks for the next one or ends, or until the consumer
-is closed; then interceptors see the exception that ended the task, or that leaves `async with consumer`. If an interceptor raises, the
-message fails: it is handed out again, and the loop, or the call that gave the verdict, ends with that exception.
+A consumer has interceptors around the handling of each message. With `async for`, a message is being handled until it gets a verdict, until
+its task asks for the next one or ends, or until the consumer is closed; then interceptors see the exception that ended the task, or that
+leaves `async with consumer`. If an interceptor raises, the message fails: it is handed out again, and the loop, or the call that gave the
+verdict, ends with that exception.
 """
 
 from __future__ import annotations

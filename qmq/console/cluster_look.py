@@ -2,9 +2,8 @@
 could not be read is empty, and `missing` says why. Rates compare two looks at the same queues; a queue that is only in one of them, or
 whose numbers went back, counts as 0.
 
-The last states of a cluster that were read, for all pages of one caller.
+The last looks are kept for all pages of one caller:
 
-Rules:
 * Nothing is read in the background: a page that asks gets the last state, or a new one if that is too old. A closed page costs nothing.
 * The next read starts no sooner than RESTS times the duration of the last one, so open pages use less than a hundredth of the cluster's
   time. At least REST_S lies between two, at most REST_S_MAX.

@@ -1,6 +1,5 @@
-"""Draws a subject's route as a ring of logical partitions: the latest version outside, older versions inside. Pure.
-
-Ranges of logical partitions as a strip, drawn from the first logical partition to the last. Pure.
+"""Draws logical partitions. Pure. A subject's route is a ring, the latest version outside, older versions inside; ranges are a strip from
+the first logical partition to the last.
 """
 
 from __future__ import annotations

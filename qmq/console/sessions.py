@@ -5,8 +5,7 @@ Rules:
 * A session ends after IDLE_S without a request, after LIFE_S in any case, and when there are too many: SESSIONS_EACH_MAX of one principal,
   or SESSIONS_MAX of all, of which the principal with the most loses its oldest. So nobody ends others' sessions by logging in again.
 * The CSRF token belongs to the session: a form without it has no effect.
-
-A caller queries the cluster for a session: it has a `qmq.Client` with the session's credential, and the last looks at the cluster.
+* A caller queries the cluster for a session: it has a `qmq.Client` with the session's credential, and the last looks at the cluster.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""The console's words in English and in Chinese, and how it writes numbers and times. Pure.
+"""What the console writes: its words in English and in Chinese, numbers and times, and command lines. Pure.
 
 Catalogs are words/LANGUAGE.json: a text by key, with {names} for values. Each key is in both.
 
-Builds the command lines that do what a page shows or does. Pure.
-
-Every argument is quoted for a shell, so that a copied command is safe with any name or key.
+A command line does what a page shows or does. Every argument is quoted for a shell, so that a copied command is safe with any name or key.
 """
 
 from __future__ import annotations

@@ -4,10 +4,9 @@ A message is *pending* until a plan has it. The first of plan and cancellation w
 dispatcher has is taken back (`withdraw`), for a planned one it is too late. The answer is sent when the action is committed. What is shown
 and listed is committed, too: somebody decides by it.
 
-Checks of requests about delayed messages, for the metaserver and for a delay group's master. Pure.
-
-A list of delayed messages comes in pages. Its order is by due time, then by the text of the id, over all delay groups; a *mark* is a
-place in that order. A page begins after the last message of the previous one, whichever group has it, and no server keeps state.
+The checks of requests are for the metaserver, too. A list of delayed messages comes in pages. Its order is by due time, then by the text of
+the id, over all delay groups; a *mark* is a place in that order. A page begins after the last message of the previous one, whichever group
+has it, and no server keeps state.
 """
 
 from __future__ import annotations

@@ -1,19 +1,16 @@
-"""A batch in the schedule log, and access to its single messages.
+"""A batch in the schedule log: access to its single messages, and batches that are made of it.
 
 Due messages of one batch are rarely due at the same tick, so single messages are read. The checksum covers the whole batch, so checked
-batches
-are cached for a while, and their outlines for longer (`BatchCache`).
+batches are cached for a while, and their outlines for longer (`BatchCache`).
 
-Makes delayed batches from delayed batches: cuts one by buckets, or makes a batch of one message with another due time. Pure.
+A batch is cut by buckets, or a batch of one message is made with another due time. A piece has the batch's header (producer, number, flags,
+create time) and its columns, for fewer messages, and always the column MESSAGE_ID, since ids no longer follow from the place in the batch.
+Bodies are not compressed: another version of a library may compress to other bytes, and all replicas must have the same. Nothing is decoded
+as text, so cutting changes no value.
 
-A piece has the batch's header (producer, number, flags, create time) and its columns, for fewer messages, and always the column MESSAGE_ID,
-since ids no longer follow from the place in the batch. Bodies are not compressed: another version of a library may compress to other bytes,
-and all replicas must have the same. Nothing is decoded as text, so cutting changes no value.
-
-An outline of a batch in memory, with which single messages can be read from disk.
-
-The due times of one batch are often spread over an hour, and each due message would need its whole batch, 130 KB for 100 bytes. An outline
-has the places of the batch's columns in the region, so that a message takes a few small reads: its due time, its offsets, its bytes.
+With the outline of a batch in memory, single messages can be read from disk. The due times of one batch are often spread over an hour, and
+each due message would need its whole batch, 130 KB for 100 bytes. An outline has the places of the batch's columns in the region, so that a
+message takes a few small reads: its due time, its offsets, its bytes.
 
 An outline is made only after the batch's checksum was verified in this process. Later damage is noticed only if values become impossible.
 An outline takes about 250 bytes. Batches that are compressed, or so small that reading them whole costs as much, have none.

@@ -8,13 +8,12 @@
 Its store has a projection, the `Schedule`. Its control port has, besides the broker's services, the DelayService, which calls
 `DelayWork.admin`. `qmq/node/delay.py` assembles a replica, `qmq/node/dev.py` the group of `qmq dev`.
 
-The destinations of a delay group: it accepts delayed batches of all subjects, each into the subject's queue.
+Each batch goes into its subject's queue. Before a batch is stored, its due times, the flag of ordered subjects, required keys, and the
+recurrence of recurring messages are checked.
 
-Before a batch is stored, its due times, the flag of ordered subjects, required keys, and the recurrence of recurring messages are checked.
-
-The quota `delayed_messages` (qmq/security/quotas.py) of a subject, and of the principal that created the subject, at a delay group's
-master. The quota is checked just before a request's batches are stored, after all earlier ones. A batch that is stored already is
-acknowledged again, regardless of the quota.
+The quota `delayed_messages` (qmq/security/quotas.py) is that of a subject, and of the principal that created the subject. It is checked
+just before a request's batches are stored, after all earlier ones. A batch that is stored already is acknowledged again, regardless of the
+quota.
 """
 
 from __future__ import annotations

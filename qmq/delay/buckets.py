@@ -1,6 +1,7 @@
-"""All buckets of a schedule, and the bytes of them that are only in memory.
+"""All buckets of a schedule, the bytes of them that are only in memory, and look-ups of messages: by place, by message id, and pending ones
+in the order of due times.
 
-A bucket: the messages that are due in one span of time, in three append files, and their states.
+A bucket has the messages that are due in one span of time, in three append files, and their states.
 
     NAME.log     the batches; an envelope's base_sequence is the ordinal of its first message, its epoch and flushed_position are 0
     NAME.idx     INDEX_ROW for each ordinal
@@ -8,8 +9,6 @@ A bucket: the messages that are due in one span of time, in three append files, 
 
 NAME is the bucket's beginning in UTC. The state of each message (`DispatchMark`) is read from the dispatch log at first use: most buckets
 are not used for months.
-
-Looks up messages in buckets: by place, by message id, and pending ones in the order of due times.
 """
 
 from __future__ import annotations

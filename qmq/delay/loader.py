@@ -25,11 +25,9 @@ earlier. So at any horizon one bucket has the next messages, and buckets of dist
 How far: the horizon stays `load_ahead_ms` ahead of now, if the wheel has room for a slice. If more messages are stored before the horizon
 than the wheel may hold, the loader drops the latest ones from the wheel, which are on disk too, and moves the horizon back.
 
-Reading ahead: the schedule logs of near buckets are read once, in order, before their messages become due.
-
-Each large batch is checked and gets an outline (batches.py), so that its messages can be read singly; and the bytes are in the page
-cache. A *piece* of a log is read at a time, in a thread, with pauses in between: nothing waits for it, since a batch without an outline is
-read whole, and checked then.
+Reading ahead: the schedule logs of near buckets are read once, in order, before their messages become due. Each large batch is checked and
+gets an outline (batches.py), so that its messages can be read singly; and the bytes are in the page cache. A *piece* of a log is read at a
+time, in a thread, with pauses in between: nothing waits for it, since a batch without an outline is read whole, and checked then.
 
 Damage is logged, and reading the message later raises the error. After a damaged envelope no batch can be found, so reading ahead ends
 there for that log.

@@ -13,8 +13,8 @@ begins, and the order of buckets is the order of due times too.
 *Aliases* lead from a message id to the message's current place, if it was moved, or is a recurring message's next run, as long as it is
 pending or planned. A recurring message's alias is its first id.
 
-The state of a schedule in a checkpoint: lengths of files, open plans, aliases, and how many messages of each subject are pending; and
-the plan that writes a checkpoint. Pure, except for that and the mark of an adopted schedule.
+A checkpoint has the lengths of files, open plans, aliases, and how many messages of each subject are pending (`ScheduleState`); a
+`SchedulePlan` writes it.
 
 A schedule that came from another replica has a *mark* in its folder: the state of its files. The mark counts until one of this replica's
 own checkpoints contains a schedule.

@@ -1,8 +1,7 @@
 """The wheel: messages due in the near future, 8 bytes each. It returns due messages tick by tick, oldest first. Pure.
 
 The classic wheel is an array of slots, one for each tick: a message is put into the slot of its due time, and each tick empties a slot.
-Here the slots are *computed*: messages are in a few sorted runs (qmq/delay/wheel.py), and a tick's slot is the front of each
-run up to that tick.
+Here the slots are *computed*: messages are in a few sorted runs (below), and a tick's slot is the front of each run up to that tick.
 
     tick 500 ms, two runs:   A  due  100  400  700 1300          B  due  450  900
     advance( 499)   boundary    0: nothing is due                A  100 ...                   B  450 ...
@@ -20,10 +19,9 @@ for every 65,536 waiting messages, and a handful.
 
 The wheel never removes single messages. A message that was cancelled or moved leaves it like any other, and the caller skips it.
 
-Runs: sorted places, 8 bytes each, of which a wheel consists. Pure, and safe in a thread.
-
-A run holds places of one bucket whose due times agree in their upper bits, its *era* (`due_ms >> 32`: seven weeks). The rest of a place
-then fits into one number, and the order of the numbers is the order of (due, ordinal):
+A run holds sorted places, 8 bytes each, and is made safely in a thread. It holds places of one bucket whose due times agree in their upper
+bits, its *era* (`due_ms >> 32`: seven weeks). The rest of a place then fits into one number, and the order of the numbers is the order of
+(due, ordinal):
 
     key = (due_ms & 0xFFFF_FFFF) << 32 | ordinal
 

@@ -1,6 +1,4 @@
-"""The filter of a subscription: by tags, or by an SQL92 condition. Pure.
-
-SQL92 filters of subscriptions: a condition over a message's properties. Pure.
+"""The filter of a subscription: by tags, or by an SQL92 condition over a message's properties. Pure.
 
     price > 10 AND (region = 'Hangzhou' OR region IS NULL)
     TAGS IN ('a', 'b') AND NOT (code BETWEEN 5 AND 7)
@@ -11,10 +9,10 @@ number.
 As in SQL there are three values. A comparison with a property that the message lacks, or of a number with a text that is not a number, is
 neither true nor false: None. A message matches if the whole condition is true.
 
-Parses RocketMQ's tag expressions: the tags that a subscription wants. Pure.
+RocketMQ's tag expressions name the tags that a subscription wants:
 
-*  or nothing     every message
-a || b            messages with tag a or tag b; empty parts, as in `a || || b`, are ignored, as RocketMQ does
+    *  or nothing     every message
+    a || b            messages with tag a or tag b; empty parts, as in `a || || b`, are ignored, as RocketMQ does
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Converts RocketMQ's messages to QMQ's, and QMQ's to RocketMQ's. Pure.
+"""Converts RocketMQ's messages, names and bodies to QMQ's, and QMQ's to RocketMQ's. Pure.
 
     RocketMQ              QMQ
     topic                 subject
@@ -17,14 +17,12 @@ A message without a group, on an ordered subject, has its message id as the key:
 for another. A message of QMQ's own clients has none of the `rocketmq-` headers: its id is QMQ's, its key is its message group (ordered) or
 its one key, and its born timestamp is its create time.
 
-Maps the names of RocketMQ topics and consumer groups to QMQ's names. Pure.
+Names of topics and consumer groups:
 
     topic `orders`                        subject `orders`
     topic `orders` of namespace `shop`    subject `shop.orders`
 
 The name of a RocketMQ topic has no dot, so the dot separates the namespace. The same applies to names of groups.
-
-The digests and the compression of bodies. Pure.
 
 The gateway decompresses a body before it stores it, so that every kind of consumer can read it, and QMQ compresses the whole batch.
 Delivered bodies are not compressed and have an MD5 digest, because all clients write this digest in the same way

@@ -1,12 +1,12 @@
-"""QMQ's errors as RocketMQ's status codes. Pure.
+"""QMQ's errors as RocketMQ's status codes, and the counts of calls by the client's language and by status. Pure.
 
 A code tells a client what to do: 4xxxx to correct the request, 42900 and 5xxxx to try again later. RocketMQ's clients send again by
 themselves after any error except 42900, so a message that may have been stored can be stored twice, with the same message id.
 
-Counts calls by the client's language and by the status of the answer. Pure.
+What is counted:
 
-Telemetry      each command counts, both sent and received ones
-other calls    by the status of the answer; for a stream, of the first answer
+    Telemetry      each command, both sent and received ones
+    other calls    by the status of the answer; for a stream, of the first answer
 """
 
 from __future__ import annotations

@@ -4,11 +4,10 @@ Every gateway with connected producers regularly looks for half messages that ar
 the message's topic over its Telemetry stream; the producer answers with EndTransaction. If two gateways ask about the same transaction, its
 producers decide it twice, and the second decision changes nothing.
 
-Half messages: how a transaction's message waits for its commit. Pure.
-
-A half message is a delayed message of its topic that waits for a decision (docs/DELAY.md), due when its transaction is too old. Its
-transaction id is its delayed id. A commit moves it to now, a rollback cancels it. The delay group's log decides once which of the two
-happens, and a committed message is delivered exactly once, even if processes die. Without a decision it is cancelled when it is due.
+A *half message* is how a transaction's message waits for its commit: a delayed message of its topic that waits for a decision
+(docs/DELAY.md), due when its transaction is too old. Its transaction id is its delayed id. A commit moves it to now, a rollback cancels it.
+The delay group's log decides once which of the two happens, and a committed message is delivered exactly once, even if processes die.
+Without a decision it is cancelled when it is due.
 
     half ──COMMIT: move to now────────────▶ delivered
       ├────ROLLBACK: cancel───────────────▶ gone

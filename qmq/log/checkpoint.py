@@ -5,10 +5,9 @@ the newest two are kept. If the checksum of one does not match, the older one is
 segments that the older one still refers to. A checkpoint is only written after both logs were flushed up to its positions; so a log that
 ends before a checkpoint has lost acknowledged data, and the store refuses to open it.
 
-Takes a checkpoint while the broker works: capture the state in the broker's thread, write in another thread, finish in the broker's.
-
-The capture takes the state at one moment between two turns. The write flushes both logs up to that moment *first*, then the consume-log
-entries, then the checkpoint itself: so a checkpoint never contains more than the logs on disk.
+A checkpoint is taken while the broker works: captured in the broker's thread, written in another one, finished in the broker's. The capture
+takes the state at one moment between two turns. The write flushes both logs up to that moment *first*, then the consume-log entries, then
+the checkpoint itself: so a checkpoint never contains more than the logs on disk.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""The calls that storage makes to the disk. Tests pass a disk that fails.
+"""What storage asks of the disk: its calls, pages that are to be in memory, and the lock of a data folder.
 
-Rules: a failed fsync is final and raises FlushFailed (the kernel marks the pages clean, so a second fsync would report success wrongly:
-"fsyncgate"); no space raises DiskFull; every other failure stays an OSError, which stops the broker. Only an unreadable sector of a log
-does not stop it: `read_around` replaces the sector by bytes that fail every checksum, so that the sector counts as damage.
+Tests pass a `Disk` that fails. Rules: a failed fsync is final and raises FlushFailed (the kernel marks the pages clean, so a second fsync
+would report success wrongly: "fsyncgate"); no space raises DiskFull; every other failure stays an OSError, which stops the broker. Only an
+unreadable sector of a log does not stop it: `read_around` replaces the sector by bytes that fail every checksum, so that the sector counts
+as damage.
 
-Brings a part of a file into the kernel's page cache, from a thread, by few system calls: after each one the thread takes the interpreter
-lock again, and the event loop waits for it.
+`load` brings a part of a file into the kernel's page cache, from a thread, by few system calls: after each one the thread takes the
+interpreter lock again, and the event loop waits for it.
 
-A lock that gives a data folder to one process. The lock ends with the process.
+`FolderLock` gives a data folder to one process, and ends with the process.
 """
 
 from __future__ import annotations

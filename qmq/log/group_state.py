@@ -17,11 +17,8 @@ consumer starts above all earlier ones), so a late verdict from before a lost le
 `attempt` counts from 1 how often a message was handed out and processed: a NACK, a lost lease and a new incarnation add one. A RELEASE (of
 an unprocessed message) adds none.
 
-Only `apply` changes state. It can report its effects on messages as events (`group_state.py`). `due` only reads.
-
-The events of `Share.apply`: the effects of an action on messages. Values only.
-
-A message's trail and Spark's deliveries are made from these events. The kinds of deliveries:
+Only `apply` changes state. `due` only reads. `apply` can report the effects of an action on messages as events; a message's trail and
+Spark's deliveries are made from them. The kinds:
 
     pull                          handed out                 return, left, lost, again      taken back from its consumer
     ack, nack, release, dead      its consumer's verdict     expired, passed, reset, skip   done without processing

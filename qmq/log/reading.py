@@ -1,13 +1,12 @@
-"""Reads sealed segments without a local file: their bytes are in an object store (docs/TIERING.md).
+"""Which stored batches have wanted messages, and how batches are read whose bytes are in an object store. Pure.
 
-The event loop never waits for the store. A read of bytes that are not in the local cache raises `ColdRead`, and the bytes are fetched. The
-caller repeats its whole operation when they have arrived; so the read must come before any change of state.
+A sealed segment may have no local file (docs/TIERING.md). The event loop never waits for the store. A read of bytes that are not in the
+local cache raises `ColdRead`, and the bytes are fetched. The caller repeats its whole operation when they have arrived; so the read must
+come before any change of state.
 
-Finds stored batches with wanted messages, without decoding the messages. Pure.
-
-Brokers use these functions for consumers and for readers of the log, and so do programs that read the log's files. By a bloom filter, a
-batch *may* contain a tag. By its columns of hashes and of logical partitions, a batch *does* contain the tags or logical partitions, in one
-message or spread over several.
+Wanted batches are found without decoding messages: by brokers, for consumers and for readers of the log, and by programs that read the
+log's files. By a bloom filter, a batch *may* contain a tag. By its columns of hashes and of logical partitions, a batch *does* contain the
+tags or logical partitions, in one message or spread over several.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Opens a store after a stop, a crash or damage.
 
 Opening: take the newest whole checkpoint, walk both logs from it on in the order of their index, cut a torn tail, refuse damage
-(qmq/log/envelopes.py says which is which), rebuild what is missing of the derived files (qmq/log/recovery.py). Without a checkpoint
-everything is replayed; each segment opens with a snapshot, so retention never takes what a replay needs.
+(qmq/log/envelopes.py says which is which), rebuild missing consume logs from the message log. Without a checkpoint everything is replayed;
+each segment opens with a snapshot, so retention never takes what a replay needs.
 
     found on disk                                 outcome
     torn tail                                     cut off; it was never acknowledged
@@ -18,8 +18,6 @@ everything is replayed; each segment opens with a snapshot, so retention never t
 
 A replica's logs are one sequence: if an index is missing, everything after it is cut from both logs, since this replica cannot have
 confirmed it. `Store.lost_tail` says whether cut entries may have been acknowledged.
-
-Rebuilds a lost consume log from the message log.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A replica's index of a sealed segment in the object store: enough to read any byte of the segment, and to verify the byte.
 
-message/BASE.stored    written, and synced, before the segment's file may be deleted; deleted when retention ends the segment
+    message/BASE.stored    written, and synced, before the segment's file may be deleted; deleted when retention ends the segment
 
-The format of small files and objects that are written whole: magic bytes, u32 CRC-32C of the payload, the payload.
+Also the form of this and of other small files and objects that are written whole: magic bytes, u32 CRC-32C of the payload, the payload.
 """
 
 from __future__ import annotations

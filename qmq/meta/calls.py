@@ -1,14 +1,13 @@
-"""Calls to brokers over their control ports: to one replica, to a group's master, or to the masters of many groups at the same time
-(`Brokers`); and the calls of route changes and rounds to partitions' masters (`PartitionMasters`), with short deadlines, so that a silent
-group does not delay others.
+"""A metaserver's calls to brokers and delay groups over their control ports: to one replica, to a group's master, or to the masters of many
+groups at the same time (`Brokers`); and the calls of route changes and rounds to partitions' masters (`PartitionMasters`), with short
+deadlines, so that a silent group does not delay others.
 
 Every call has a deadline, and names the replica that it means (qmq/rpc/server_name.py). The master comes from the view, which may lag:
 after NotMaster, or if the replica is gone, the store is read once, and the new master is called. Errors name the group that did not
 answer.
 
-Calls to the delay groups: to one group for a message by its id, or to all groups for lists.
-
-Describes dead-letter queues over all broker groups: a dead letter is stored where its message died.
+One delay group is asked for a message by its id, all for lists. Dead-letter queues are described over all broker groups: a dead letter is
+stored where its message died.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Subjects and broker groups at a metaserver, without gRPC: locates, creates and places subjects, and sets the modes of broker groups.
+"""Subjects and broker groups at a metaserver, without gRPC: locates, creates and places subjects, declares their schemas (docs/SCHEMAS.md),
+and sets the modes of broker groups.
 
 Two metaservers never give different answers for long, and neither undoes a change that the other confirmed, because they keep no state:
 each answer comes from the view, and each change is a compare-and-swap in the store. After a change the key is read back
@@ -7,7 +8,7 @@ into the view, so that the next request to *this* metaserver sees it; the others
 While the store cannot be reached, known subjects and masters are answered from memory. An *unknown* subject may have been created
 meanwhile, so the answer is CoordinationUnavailable, not UnknownSubject. Changes fail with CoordinationUnavailable, too.
 
-Chooses the broker groups of a new subject. Pure.
+The broker groups of a new subject:
 
     read-write groups only; those with a master first, then those with the fewest subjects, then by name;
     shards of one broker, which share its machines (docs/SHARDS.md), only when there are no other groups of that kind left
@@ -17,10 +18,9 @@ later (`qmq subject place` changes it).
 
 Example: g1 has 3 subjects, g2 has 1, g3 has 1 and is drained, g4 is new. Two groups for a new subject: g4, g2.
 
-Declares, lists and deletes subjects' schemas at a metaserver (docs/SCHEMAS.md).
-
-Each request reads the schemas from the store, since requests are rare. A new version is one transaction, which requires that the version
-used for the comparison is still the newest one. If two versions are declared at the same time, the second is compared with the first.
+Each request about schemas reads them from the store, since requests are rare. A new version is one transaction, which requires that the
+version used for the comparison is still the newest one. If two versions are declared at the same time, the second is compared with the
+first.
 """
 
 from __future__ import annotations

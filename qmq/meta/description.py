@@ -1,9 +1,8 @@
-"""Describes the whole cluster for operators: groups as the store has them, replicas by their own answers.
+"""Describes the whole cluster for operators: groups as the store has them, replicas by their own answers; and routes, lanes and changes of
+ordered subjects as protobuf messages.
 
 The metaserver calls all registered replicas at the same time, with a deadline of a second, so that a stopped or unreachable replica does
 not delay the answer about the others. Values that only such a replica knows are absent.
-
-Routes, lanes and changes of ordered subjects as protobuf messages.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""`qmq broker`: one replica of one broker group. The common parts of replicas are in `qmq/node/replica/node.py` and
-`qmq/node/replica/broker.py`.
+"""Broker groups of both kinds of process: `qmq broker` is one replica of a group; `qmq dev` has one or two groups of one replica.
 
-A broker group of one replica, in a process that has the coordination store in it: `qmq dev` has one or two of these. The group has the
-same keys as a replicated group, and its master is not elected: the folder's lock admits one process only.
+The common parts of replicas are in `qmq/node/replica/node.py` and `qmq/node/replica/broker.py`. A group of `qmq dev`, whose process has the
+coordination store in it, has the same keys as a replicated group, and its master is not elected: the folder's lock admits one process only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Assembles a running broker. Each part gets what it needs from its constructor.
+"""Assembles a running broker, and has the parts that answer from the process's view of the coordination store. Each part gets what it needs
+from its constructor.
 
                             single node (`qmq dev`)         replica (`qmq broker`, `qmq delay`)
     turns, state            Broker                          Broker
@@ -16,16 +17,15 @@
 A broker and its parts need each other: the broker reports written entries to the committer, and the committer reports committed entries to
 the broker. So a broker gets a function that makes its parts (`Broker.__init__`): the method `_make_parts` of both classes.
 
-A broker's data about ordered subjects and consumer groups, from its view of the coordination store.
+`ViewRouting` and `ViewRules` answer a broker about ordered subjects and consumer groups. The view may be a moment behind. A partition then
+is "not known" or "not open" a moment longer, and the caller tries again. The view never contains changes that the store did not have.
+Routes only move forward. A frontier goes back when a group is reset or a parked key is replayed, and the broker then reads the store first
+(`group_revision`). Replicas need not agree on settings and pauses. While the store cannot be reached, the last known settings and pauses
+apply.
 
-The view may be a moment behind. A partition then is "not known" or "not open" a moment longer, and the caller tries again. The view never
-contains changes that the store did not have. Routes only move forward. A frontier goes back when a group is reset or a parked key is
-replayed, and the broker then reads the store first (`group_revision`). Replicas need not agree on settings and pauses. While the store
-cannot be reached, the last known settings and pauses apply.
-
-Locates subjects in this process's own view of the coordination store, for a client inside a server. A delay group also delivers
-without a running metaserver. So its client calls no metaserver, and applies the metaserver's rules here (qmq/meta/catalog.py). The
-locator never creates a subject: a message whose subject is deleted waits.
+`ViewLocator` locates subjects for a client inside a server. A delay group also delivers without a running metaserver, so its client calls
+none, and applies the metaserver's rules here (qmq/meta/catalog.py). The locator never creates a subject: a message whose subject is deleted
+waits.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""The delay group of `qmq dev`: one replica, which is its master, beside the broker in the same process.
+"""What `qmq dev` has besides its broker, in the same process: a delay group, and a RocketMQ gateway.
 
-The delay broker finds the real-time broker as in a cluster, through the coordination store and a connection to its data port. So there is
-one delivery path.
+The delay group is one replica, which is its master. It finds the real-time broker as in a cluster, through the coordination store and a
+connection to its data port. So there is one delivery path.
 
-The RocketMQ gateway of `qmq dev`. The node sees it as an ordinary client without a token, so the access rules apply to it.
-
-One port serves clients with TLS (the default of the Java client) and without. DATA/gateway/ca.pem is the authority of its certificate.
+The node sees the gateway as an ordinary client without a token, so the access rules apply to it. One port serves clients with TLS (the
+default of the Java client) and without. DATA/gateway/ca.pem is the authority of its certificate.
 """
 
 from __future__ import annotations

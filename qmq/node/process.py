@@ -1,30 +1,23 @@
-"""Runs a role as a process until a signal comes.
+"""What every role's process has: it runs until a signal comes, in an environment; it finds etcd, refuses to be exposed, describes itself to
+operators, and checks the kind of its group.
 
-A replica's timeouts and intervals.
+The environment is clock, disk, network and timing. The default is the machine's own; tests pass others (qmq/testing). There are two clocks,
+because a test that moves the time must not cause elections. Times that applications see (due times, retention, leases of consumers and in
+the coordination store) use `clock`. Heartbeats and elections of replicas use `steady`, which no test moves.
 
-The environment of a node: clock, disk, network and timing. The default is the machine's own; tests pass others (qmq/testing).
+Without mutual TLS a server listens on its own machine only, unless the operator insists (`require_guarded`; docs/SECURITY.md):
 
-There are two clocks, because a test that moves the time must not cause elections. Times that applications see (due times, retention, leases
-of consumers and in the coordination store) use `clock`. Heartbeats and elections of replicas use `steady`, which no test moves.
+    loopback, unix:/path       allowed
+    any other address          allowed with TLS that requires certificates of clients; otherwise refused without --insecure
+                               (QMQ_INSECURE=1): any client that reaches a port may read, change and delete everything
+    the metrics port           the same: metrics contain names of subjects and groups
+    etcd's password over http  the same, because any machine on the network path can read it
 
-The options by which every role reaches its etcd.
+`process_status` tells the version, who can reach the server, and when its certificate expires. Brokers and metaservers put it into the
+answers to DescribeReplica and DescribeCluster. `qmq doctor` reads it there: an operator's machine reaches the metaserver's port only, and
+not the metrics port of every process.
 
-Refuses to expose a server: without mutual TLS it listens on its own machine only, unless the operator insists.
-
-loopback, unix:/path       allowed
-any other address          allowed with TLS that requires certificates of clients; otherwise refused without --insecure
-                           (QMQ_INSECURE=1): any client that reaches a port may read, change and delete everything
-the metrics port           the same: metrics contain names of subjects and groups
-etcd's password over http  the same, because any machine on the network path can read it
-
-docs/SECURITY.md says what is protected and what is not.
-
-The status of a server's process, for operators: its version, who can reach it, when its certificate expires.
-
-Brokers and metaservers put it into the answers to DescribeReplica and DescribeCluster. `qmq doctor` reads it there: an operator's machine
-reaches the metaserver's port only, and not the metrics port of every process.
-
-The kind of a group: a broker group, or a delay group with its settings. The kind is fixed when the group is created.
+A group is a broker group, or a delay group with its settings. This is fixed when the group is created (`check_kind`):
 
     /qmq/groups/GROUP/members, delay       written in one transaction, so that a group is complete when it is visible
     DATA/delay.json                        the same settings beside a delay replica's data, for a start while the coordination store is away

@@ -13,9 +13,8 @@ checkpoint itself.
 A replica with an incomplete schedule may hold the longest log. If it is elected, it leads, which brings the other replicas up to date. It
 serves no clients, and hands over to a replica with a complete schedule.
 
-A replica's schedule, for another replica that has none: the state in the newest checkpoint, and the files.
-
-There are no locks. Files may grow, which is harmless. When a bucket is closed, its files are deleted, and the other replica begins again.
+A replica that is asked gives the state in its newest checkpoint, and the files, without locks. Files may grow, which is harmless. When a
+bucket is closed, its files are deleted, and the other replica begins again.
 """
 
 from __future__ import annotations

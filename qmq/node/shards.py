@@ -1,6 +1,5 @@
-"""Runs the shards of a broker as processes: starts them, passes signals, waits. `shards.py` decides (docs/SHARDS.md).
-
-Decides what the supervisor of shards does at each event of a shard. Pure; docs/SHARDS.md has the table.
+"""Runs the shards of a broker as processes: starts them, passes signals, waits. A pure core decides what the supervisor does at each event
+of a shard; docs/SHARDS.md has the table.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Finds the unusual states of a cluster: one function for `qmq doctor` and the console's first screen. Pure.
 
-Findings about the servers of a cluster: metaservers, coordination store, broker groups, replicas, disks, certificates. Pure.
-
-Findings about subjects and consumer groups: backlog, pauses, dead letters, parked keys, routes. Pure.
-
-Findings about delay groups: late or impossible deliveries. Pure.
+servers               metaservers, coordination store, broker groups, replicas, disks, certificates
+subjects and groups   backlog, pauses, dead letters, parked keys, routes
+delay groups          late or impossible deliveries
 """
 
 from __future__ import annotations

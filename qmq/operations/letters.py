@@ -1,10 +1,8 @@
-"""Changes to dead letters before they are sent again. Pure.
+"""Selects dead letters of a group by an operator's conditions, and changes them before they are sent again. Pure.
 
     LetterEdit.parse(["customer.country=DE", "retries=0"], ["card"]).of(letter)
 
 A field is named by its path in a JSON body, with dots between names. A value is JSON if it reads as JSON, and text otherwise.
-
-Selects dead letters of a group by an operator's conditions. Pure.
 """
 
 from __future__ import annotations

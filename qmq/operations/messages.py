@@ -1,7 +1,5 @@
-"""The output of `qmq message` and `qmq why` about one message: facts for programs, lines and sentences for people. Pure.
-
-Gathers all facts about one message: its places, its state in delay groups, its deliveries to consumer groups, and the pauses of
-these groups.
+"""Gathers all facts about one message: its places, its state in delay groups, its deliveries to consumer groups, and the pauses of these
+groups; and says them, as `qmq message` and `qmq why` do: facts for programs, lines and sentences for people.
 
 The id is a message id (32 hexadecimal digits), or the id of a delayed message (a receipt's `delayed_id`), which also contains its place.
 """

@@ -1,14 +1,11 @@
-"""The facts that `qmq route` prints about an ordered subject, as JSON values. Pure.
+"""The state of an ordered subject's route, partitions and groups, with their progress, read over the public admin API; and the facts that
+`qmq route` prints of it, as JSON values.
 
 Rules:
 * Programs read these names: fields are added, never renamed.
 * An unknown value is None, never 0: a partition whose broker group is silent has the state "unknown" and no figures. A partition that is
   missing in its broker group's answer is empty: the broker makes it with its first message.
 * A closed partition's command message is no message: it counts neither as kept nor as left.
-
-The progress of a consumer group on a partition of an ordered subject. Pure.
-
-Reads the state of an ordered subject's route, partitions and groups over the public admin API.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""The whole cluster at one moment, as values for `qmq doctor`, `qmq top` and the console.
+"""The whole cluster at one moment, as values for `qmq doctor`, `qmq top` and the console, made from metaservers' answers. Pure.
 
 Rules:
 * A snapshot is partial when something is unavailable. An unknown value is None or absent, never 0; `silent` names the broker groups that
   did not answer, and `missing` the questions without an answer.
 * The moment is not exact: the parts are read one after the other, within a second or two.
 * Fields are added, never renamed: programs read `as_json`.
-
-Converts the metaservers' answers to the values of a snapshot. Pure.
 """
 
 from __future__ import annotations

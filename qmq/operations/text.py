@@ -1,6 +1,5 @@
-"""Keys as people read and type them: text, `hex:00ff`, or `base64:AP8=`. A printed key is valid input.
-
-Times and durations that are exact for programs and short in tables for people.
+"""How values are written: keys as people read and type them, text, `hex:00ff`, or `base64:AP8=`, so that a printed key is valid input;
+times and durations exactly for programs, and shortly in tables for people.
 """
 
 from __future__ import annotations

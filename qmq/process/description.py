@@ -1,6 +1,5 @@
-"""The type of a function that describes a server's process (qmq/node/process.py makes it).
-
-Names of shards: the broker group `g1.2` is the second shard of the broker `g1` (docs/SHARDS.md). Pure.
+"""How a server's process is described (qmq/node/process.py does it), and how its shards are named: the broker group `g1.2` is the second
+shard of the broker `g1` (docs/SHARDS.md). Pure.
 """
 
 from __future__ import annotations

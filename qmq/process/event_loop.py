@@ -1,11 +1,11 @@
-"""Runs a program with uvloop's event loop, if it is installed, and with process settings for streams of messages (`event_loop.py`).
-uvloop needs about two thirds of the time of asyncio's event loop.
+"""How a process runs its event loop, the clocks that it gives to components, and the rounds of a client in the loop.
 
-Process settings of nodes, and of programs that `qmq.run` runs. A library must not change them.
+`run` takes uvloop's event loop, if it is installed, which needs about two thirds of the time of asyncio's, and settings for streams of
+messages. Nodes have these settings, too; a library must not change them. Production passes the system's clock, tests and the simulator pass
+others.
 
-The clock of a component: production passes the system's clock, tests and the simulator pass others.
-
-One round of the event loop in a client: frames arrive, the tasks that waited for them continue, and their requests are sent.
+In one round of the event loop in a client (`LoopRound`), frames arrive, the tasks that waited for them continue, and their requests are
+sent.
 
     frames of one connection ─▶ answers are noted ─▶ waiting tasks run ─▶ open batches are closed ─▶ frames are written
                                                      `wake`               `at_end`                   `write_at_end`

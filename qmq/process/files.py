@@ -1,6 +1,5 @@
-"""Folders and files that only the process's user may read, because they hold messages or secrets.
-
-File descriptors: the limit of a process, and the descriptors that connections may not use.
+"""A process's folders and file descriptors: folders that only its user may read, because they hold messages or secrets; the limit of
+descriptors, and how many of them connections may use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An asyncio gRPC channel that does not use `grpc.aio`.
+"""How a call travels over gRPC: an asyncio channel that does not use `grpc.aio`, the form of errors, and directed messages.
 
 `grpc.aio` keeps one completion queue for the whole process, and every event loop of the process reads that queue. With two loops, one
 after the other (two calls of `asyncio.run`) or at the same time (`qmq.blocking` beside asyncio), a loop receives completions of a closed
@@ -15,11 +15,10 @@ A gRPC channel keeps the addresses that it has resolved, and the certificates th
 
 Calls that are under way finish on the old channel, which is closed after the last of them.
 
-QMQ's errors over gRPC: the typed error on one side becomes the same typed error on the other.
+QMQ's typed error on one side becomes the same typed error on the other.
 
-Directed messages: each is for one consumer group, and all other groups skip it. This module marks and recognises them. Pure.
+A directed message is for one consumer group, and all other groups skip it. `group_of` and the functions after it recognise such messages:
 
-Rules:
 * A batch is directed as a whole (`BatchFlag.DIRECTED`), to the group that the header `qmq-group` names, the same in all its messages.
 * The broker need not read each batch: the consume log's entry of a directed batch has all bits of its tag bloom filter set, `LOOK_INSIDE`,
   and only then is the batch read. An undirected batch whose tags set all bits is read as well, at no other cost.

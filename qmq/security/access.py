@@ -8,8 +8,6 @@ it calls the owners of connections back (`on_change`), which check their connect
 While the coordination store cannot be reached, the last known rules hold for `stale_ms`. After that everybody but servers and
 administrators is refused, because the rules may have changed. Before the store was first read, only servers are served; others get an error
 that says to try again.
-
-The settings of a server's access control, as its command line gives them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A small certificate authority for a cluster: `qmq cert`. Needs `cryptography` (`pip install qmq[server]`).
+"""A small certificate authority for a cluster, and all certificates of one: `qmq cert`. Needs `cryptography` (`pip install qmq[server]`).
 
     FOLDER/ca.pem, ca.key          the authority; its key can certify any name: keep it off the servers
     FOLDER/NAME.pem, NAME.key      a certificate and its key, for one server or one client
@@ -7,7 +7,7 @@ A certificate names its principal in a URI, `spiffe://DOMAIN/KIND/NAME`, and a s
 elliptic (P-256). Only their owner can read files with keys. A certificate is valid from an hour before it is made, because clocks differ.
 You can also use a company's own authority: QMQ needs only PEM files.
 
-All certificates of a cluster: `qmq cert cluster`. Needs `cryptography`.
+`qmq cert cluster` makes all certificates of a cluster:
 
     FOLDER/authority/ca.pem, ca.key             signs what QMQ's servers and clients show to each other
     FOLDER/etcd-authority/ca.pem, ca.key        signs what etcd's members, and servers as etcd's clients, show

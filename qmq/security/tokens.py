@@ -1,4 +1,4 @@
-"""Random tokens for applications and people without certificates. Pure but for `secrets`.
+"""Random tokens for applications and people without certificates, and where a client finds its own.
 
     qmq_ID_SECRET      ID names the record in the coordination store, SECRET is 32 random bytes, base64 without padding
 
@@ -7,10 +7,10 @@ hash at each login would help attackers to overload the broker. A comparison tak
 
 A token is sent only over TLS, over a socket of the machine or to a loopback address; a client refuses otherwise.
 
-Finds a client's token: in an argument, a file, or the environment.
+A client's token is an argument, or in the environment:
 
-QMQ_TOKEN_FILE   a file with the token, which is read again when it changes: as Kubernetes renews it
-QMQ_TOKEN        the token itself
+    QMQ_TOKEN_FILE   a file with the token, which is read again when it changes: as Kubernetes renews it
+    QMQ_TOKEN        the token itself
 """
 
 from __future__ import annotations

@@ -5,11 +5,10 @@
 Rules:
 * A `DatabaseConnection` never begins, commits or rolls back: its maker does (`outbox_runner.py`, `dedup_transactions.py`).
 * A driver's result is awaited if it is awaitable. So one coroutine serves both kinds; with a sync connection it never waits for the event
-  loop,
-  and `finish` runs it in any thread, without a loop.
-* Both get the same text: expressions are compiled here, not by SQLAlchemy's `execute` (`connection.py`).
+  loop, and `finish` runs it in any thread, without a loop.
+* Both get the same text: expressions are compiled here, not by SQLAlchemy's `execute`.
 
-SQLAlchemy Core expressions as statements for a driver: text and parameters, compiled once for each form.
+A SQLAlchemy Core expression becomes text and parameters for a driver, compiled once for each form:
 
     Statement(expression, values) ── prepared(expression, dialect, paramstyle) ──▶ text, parameters ──▶ any driver's cursor
 

@@ -1,22 +1,14 @@
-"""The interface of transactions that SqlDedup needs.
+"""The transactions of SqlDedup, by SQLAlchemy's connections and sessions, sync and async, or by a DB-API driver alone.
 
-An *opener* opens one transaction after another. A transaction is closed when its block is left; uncommitted changes are rolled back. It has
-the connection for the handler (`handed`), and runs our own statements in the same transaction (`run`), as sync code on an `Executor`.
+An *opener*, chosen by SQLAlchemy's object or the function that connects, opens one transaction after another. A transaction is closed when
+its block is left; uncommitted changes are rolled back. It has the connection for the handler (`handed`), and runs our own statements in the
+same transaction (`run`), as sync code on an `Executor`.
 
 The handler must not end the transaction: after such a commit, a crash could lose its later writes although the record exists. So commits
-are refused while the handler runs: SQLAlchemy's by an event (`dedup_transactions.py`), a driver's by a wrapper without these methods
-(`dedup_transactions.py`).
+are refused while the handler runs: SQLAlchemy's by the event before the commit; a driver's connection, which the application's function
+returns, is handed without `commit`, `rollback`, `close` and `with`.
 
-Transactions of SqlDedup by SQLAlchemy: connections and sessions, sync and async.
-
-Statements on an async connection are also sync code, which SQLAlchemy runs by `run_sync`. If the handler itself commits, the event
-before the commit refuses it.
-
-Transactions of SqlDedup by a DB-API driver alone, each on a connection that the application's function returns.
-
-The handler gets that connection without `commit`, `rollback`, `close` and `with`, which could end the transaction.
-
-Chooses the opener of a database's transactions, by SQLAlchemy's objects or a function that connects.
+Statements on an async connection are also sync code, which SQLAlchemy runs by `run_sync`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Rules:
 * With an engine the outbox makes the transaction: `box.connection` is for the business, and the block's end commits.
 * SQLAlchemy reports the commit. A plain driver does not: call `await box.committed()` after the commit, or a watchdog sends seconds later.
 
-The database handle that an application passes to an outbox: its own connection or session, or an engine.
+An application passes its own connection or session, or an engine:
 
     lent by the application (its transaction)     AlchemyTarget (Connection, Session, and async), PlainTarget (a driver's connection)
     opened by the outbox (a transaction of ours)  EngineTarget (Engine, AsyncEngine)
@@ -22,8 +22,7 @@ Rules:
   message would be committed even if the rest is rolled back.
 * `tells` is whether the commit is reported. A plain driver does not report it: the application calls `committed()`.
 
-Notices commits: SQLAlchemy's events report, for each engine, when a connection's outermost transaction is about to be committed or
-rolled back.
+SQLAlchemy's events report, for each engine, when a connection's outermost transaction is about to be committed or rolled back.
 
     when(connection, committing, rolled_back)   one of the two is called, once, in the thread that ends the transaction
 

@@ -1,8 +1,7 @@
-"""All SQL statements of the outbox, as SQLAlchemy Core expressions with their values. Pure.
+"""All SQL statements of the outbox, as SQLAlchemy Core expressions with their values, and its operations on the table, each in a separate
+short transaction. No decisions.
 
 Each form of a statement is compiled once per table and dialect: `_insert` per number of rows, `_claim` per number of ids.
-
-The outbox's operations on its table, each in a separate short transaction. No decisions.
 
 Work through an engine is retried a few times, since a deadlock, a busy file or a restarted server is temporary. Repeating is harmless.
 """

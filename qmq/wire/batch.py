@@ -17,9 +17,8 @@ every buffer in a few steps, for any count. docs/FORMAT.md is the specification,
 
 Worked example: one message "hi" without key or tags to subject "a" is 64 + 48 + 8 (subject) + 8 (two offsets) + 8 (body) = 136 bytes.
 
-Copies of stored messages: from a delay group or an outbox to a subject, into a dead-letter queue, and out of one. Pure.
-
-A copy keeps its message's id, key, tags and create time. The create times of one batch lie within `CREATED_SPAN_MS`.
+Stored messages are copied from a delay group or an outbox to a subject, into a dead-letter queue, and out of one. A copy keeps its
+message's id, key, tags and create time. The create times of one batch lie within `CREATED_SPAN_MS`.
 """
 
 from __future__ import annotations

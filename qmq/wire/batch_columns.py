@@ -6,7 +6,7 @@
 Sizes follow from `count` and from each column's last offset, so there is no directory: `Layout.walk` finds every buffer in a few steps, for
 any count. docs/FORMAT.md is the specification, byte by byte; `qmq.wire.batch` puts the envelope before it.
 
-Compression of a batch's bodies as one buffer. The decompressed size is known in advance, so a decompression bomb is refused.
+A batch's bodies are compressed as one buffer. The decompressed size is known in advance, so a decompression bomb is refused.
 """
 
 from __future__ import annotations

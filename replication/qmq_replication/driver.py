@@ -12,8 +12,6 @@ and writes them before it answers.
                   of peers, and other calls of the core wait. Other replicas see a slow replica, which is no worse than a lossy network
 
 If the process dies at any point here, the next start finds a log that ends somewhere and a promise that was made; Raft allows both.
-
-Carries out the core's requests to the coordination store, and passes the answers to the core. Each driver has one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Connections between the replicas of a group: one outgoing connection to each peer for our messages. The peer's messages arrive over the
-connection that the peer opened.
+"""Connections between the replicas of a group, on which both ends prove that they belong to it. There is one outgoing connection to each
+peer for our messages. The peer's messages arrive over the connection that the peer opened.
 
 Messages to an unreachable peer are dropped, since the core tolerates loss. Messages of one round of the event loop are sent with one write.
 
-A replica proves that it belongs to its group: it knows the group's secret from the coordination store. Pure.
+A replica knows its group's secret from the coordination store:
 
     dialling replica                   listening replica
     Hello(group, replica, to, nonce)   ─▶
@@ -15,7 +15,7 @@ A proof is an HMAC (RFC 2104) with SHA-256 over both names, the group, both nonc
 for no other connection, and cannot be sent back to its sender. The secret itself never travels between replicas. Later messages are not
 signed: only TLS protects against an attacker who can write into an established connection.
 
-Connections that other replicas open to this one. Messages are accepted only after the peer has proved its identity (links.py).
+On connections that other replicas open to this one, messages are accepted only after the peer has proved its identity.
 
     a hello with an unknown name, or with our own    refused
     a hello with a name that TLS does not confirm    refused: the certificate belongs to another replica

@@ -1,4 +1,6 @@
-"""The core's instructions, and their order: the caller's part of the contract, like etcd-io/raft's Ready.
+"""What the core says: its instructions to the caller, and the messages between the replicas of a group.
+
+The instructions are carried out in this order, as with etcd-io/raft's Ready:
 
     1. `save`        on disk, synced, before anything below
     2. `reset`, or `truncate`, then `append`   in this order, on the log; a `reset` is synced before anything else is done
@@ -11,7 +13,7 @@
 When entries have been written, and are as durable as the group's flush policy asks, call `Replica.stored(index)`; when they have been
 flushed, with every flush policy, call `Replica.flushed(index)`.
 
-The messages between the replicas of a group. They are plain values; the driver encodes them (wire.py).
+The messages are plain values; the driver encodes them (wire.py).
 
     sender         message          answer
     any            Probe            ProbeReply     before an election: who is ahead, who still hears the master

@@ -1,17 +1,15 @@
-"""Converts stored batches to Arrow record batches. Pure, and without loops over messages.
+"""Converts stored batches to Arrow record batches of the wanted rows. Pure, and without loops over messages.
 
 A `Projector` belongs to one task. It has a *maker* for each column of its schema: a function of a `JoinedBatches`. Other columns are not
 made:
 
-    stored batches ─▶ spans ─▶ chunks ─▶ wanted rows (columns.py) ─▶ makers ─▶ record batches, shaped (coalescing.py)
+    stored batches ─▶ spans ─▶ chunks ─▶ wanted rows ─▶ makers ─▶ record batches, shaped (coalescing.py)
 
 Bodies, keys, tags and headers use the log's own buffers. Columns derived from a batch's header are computed as vectors: sequence and times
 by addition, message ids by tables of hexadecimal digits. Columns that are constant within a piece (subject, partition, broker group, route
 version) are slices of one array.
 
-Selects the rows of a chunk exactly, with vector operations. Pure.
-
-The log skips whole batches that cannot match. This module decides about the remaining rows:
+The log skips whole batches that cannot match. The rows of a chunk are selected exactly, with vector operations:
 
 * A tag is looked up by its hash and then compared as a string, because two tags may have the same hash.
 * Keys compare as unsigned bytes. A message without a key matches no set of keys and no range.

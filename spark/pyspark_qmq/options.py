@@ -23,11 +23,7 @@
 | keys | exactly these keys. Separated by commas, or as a JSON array |
 | keyFrom, keyUntil | a range of keys, compared byte by byte; the end is exclusive |
 
-Names are case-insensitive. An unknown name is refused with the nearest known one.
-
-The options that a user gave to a read or a write, by name and with types. Pure.
-
-Names are case-insensitive. An unknown name is refused with the nearest known one.
+Names of options, also of a write (`OptionValues`), are case-insensitive. An unknown name is refused with the nearest known one.
 """
 
 from __future__ import annotations

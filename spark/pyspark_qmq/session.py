@@ -4,7 +4,7 @@ In addition to what PySpark does, `session`:
 
 * finds Java, including the one installed with the extra `spark` (java.py);
 * runs Python processes with this interpreter, while Spark would use the first `python3` on PATH;
-* starts them without compiling PySpark each time, if the master is local (session.py);
+* starts them without compiling PySpark each time, if the master is local (below);
 * listens on the loopback address only, if the master is local;
 * uses UTC, so that a day in a table or a folder's name is the same everywhere;
 * registers the data source (registration.py).
@@ -12,12 +12,10 @@ In addition to what PySpark does, `session`:
 `conf` and the environment take precedence. In a program started by spark-submit, the JVM already runs, so only settings of a running JVM
 are applied.
 
-Makes a SPARK_HOME with which Python processes start three times as fast.
-
-Spark passes `python/lib/pyspark.zip` to each of its Python processes. The archive has no compiled code, so every process compiles half of
-PySpark again, which takes half a second or more. If driver and executors run the same interpreter, which has PySpark installed, the archive
-is not needed: a folder of links to PySpark's files, with an empty `python/lib`, suffices. It does not work for YARN, which ships the
-archive.
+With a SPARK_HOME of our own, Python processes start three times as fast. Spark passes `python/lib/pyspark.zip` to each of its Python
+processes. The archive has no compiled code, so every process compiles half of PySpark again, which takes half a second or more. If driver
+and executors run the same interpreter, which has PySpark installed, the archive is not needed: a folder of links to PySpark's files, with
+an empty `python/lib`, suffices. It does not work for YARN, which ships the archive.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A stream of messages: its start, the end of each micro-batch, and the tasks.
+"""A stream of messages: its start, the end of each micro-batch, the tasks, and its lag, from Spark's progress reports.
 
 One reader lives in the driver for the whole query. Rules:
 * `latestOffset` never exceeds the committed end, nor the border of a route change (`admission.admit`).
@@ -6,8 +6,6 @@ One reader lives in the driver for the whole query. Rules:
   the same tasks and the same rows (docs/SPARK.md). After a crash, Spark calls it without asking for an offset first, in another driver.
 * The first offset is decided once, because Spark asks for it twice at a fresh start, and the latest offset may change in between.
 * The reader does not rely on `commit` or `stop`, which Spark may never call.
-
-Computes the lag of a stream from Spark's progress reports. Pure.
 """
 
 from __future__ import annotations

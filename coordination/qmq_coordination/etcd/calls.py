@@ -1,13 +1,11 @@
-"""Calls over all endpoints: which calls are repeated, and for how long.
+"""Calls over all endpoints: what a failed call proves, which calls are repeated, and for how long.
 
     reads     (get, list, keep-alive, status, and grant, whose number is chosen here) are repeated until the total deadline
-    changes   are repeated only while it is certain that nothing was done (see failures); otherwise they raise CoordinationUnknown
+    changes   are repeated only while it is certain that nothing was done; otherwise they raise CoordinationUnknown
               immediately: the caller reads the outcome back (qmq_coordination.unknown_outcomes)
 
 Each attempt uses the current endpoint, and leaves it after a failure. Between attempts there is a growing random pause, so that the clients
 of a dead member do not reach the next one at the same time.
-
-Classifies failed calls by what they prove. Pure.
 
 A change whose answer is lost may have been made, so the only question is: is it *certain* that the server did nothing? The rules, each from
 reading etcd 3.4/3.5 (server/etcdserver, api/v3/rpctypes) or gRPC's core:

@@ -1,4 +1,5 @@
-"""Connections to etcd's members: one gRPC channel per endpoint, and the metadata of every call.
+"""Connections to etcd's members: one gRPC channel per endpoint, the choice of the endpoint, the metadata of every call, and etcd's RPCs by
+path: the server sees only the path, so this client needs no generated stubs, which could collide with another library's.
 
 * Calls are made only over a channel that *is* connected. gRPC would queue it on a channel that is still connecting, and after the deadline
   it would be unknown whether it was sent; a member that is stopped (SIGSTOP) accepts connections in its kernel and never completes one.
@@ -13,16 +14,13 @@
 * A user's token is requested at first use and again when etcd says it is invalid (simple tokens end after 5 minutes of disuse, with a
   restart of etcd, and with any change of the users).
 
-etcd's endpoints: parses addresses, and chooses the endpoint for calls. Pure.
+Addresses of endpoints:
 
     "etcd-0:2379", "http://127.0.0.1:2379"     plain text
     "https://etcd-0:2379"                      TLS
 
 All calls use the current endpoint. When calls fail there, the next endpoint becomes current. Each failed call names its endpoint, and only
 the current one can be left: several calls that fail together therefore switch the endpoint once.
-
-etcd's RPCs by path. The server sees only the path, so this client needs no generated stubs, which could collide with another
-library's.
 """
 
 from __future__ import annotations

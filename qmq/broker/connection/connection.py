@@ -1,9 +1,8 @@
 """One client's connection to the broker: reads frames and writes answers. Thin: the broker decides.
 
-Finds connections without progress: the peer has begun a frame and sends nothing more, or does not read its answers.
-
-Checks are counted, not milliseconds: after a minute in which this process was suspended, all connections seem to have done nothing, but at
-the next check their bytes are there. A single byte is progress, so that slow uploads continue.
+`StallWatch` finds connections without progress: the peer has begun a frame and sends nothing more, or does not read its answers. It counts
+checks, not milliseconds: after a minute in which this process was suspended, all connections seem to have done nothing, but at the next
+check their bytes are there. A single byte is progress, so that slow uploads continue.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The master's decision about failed messages and messages of lost consumers, by the group's settings. Pure.
+"""What consumers get again, and how many bytes one may hold. Pure, except for reading the index.
+
+The master decides about failed messages, and about messages of lost consumers, by the group's settings (`decide`):
 
     NACK, attempt < attempts_max       requeued after its own delay, or the group's for this attempt
     NACK, attempt = attempts_max       dead
@@ -6,17 +8,14 @@
     lost, later, begun                 as NACK, with the group's delay
     lost, later, never begun           released: the attempt stays the same
 
-The attempt of a directed message includes earlier failures (`qmq/rpc/channel.py`). All other verdicts pass unchanged, even on messages that
-the consumer does not hold: the share ignores those.
+The attempt of a directed message includes earlier failures: copies of long retries carry their number (`failures_in`). All other verdicts
+pass unchanged, even on messages that the consumer does not hold: the share ignores those.
 
-How often messages failed before they were sent again: copies of long retries carry the number (`qmq/rpc/channel.py`).
-
-The unacknowledged bytes of a consumer, as stored in the log: a limit besides that on messages. Pure, except for reading the index.
-
-A message counts for its part of its batch. Counting goes over all ranges that the consumer holds, so it is not done for every pull: the
-last count plus everything handed out since is an upper bound. Only when the bound reaches the limit is there another count; if that finds
-the consumer at its limit, the next one waits until a part is settled. So a consumer far from the limit costs one addition for each pull,
-and one at its limit a count for every 64th part that it settles.
+A consumer's unacknowledged bytes, as stored in the log, are limited besides its messages (`UnackedBytes`). A message counts for its part of
+its batch. Counting goes over all ranges that the consumer holds, so it is not done for every pull: the last count plus everything handed
+out since is an upper bound. Only when the bound reaches the limit is there another count; if that finds the consumer at its limit, the next
+one waits until a part is settled. So a consumer far from the limit costs one addition for each pull, and one at its limit a count for every
+64th part that it settles.
 """
 
 from __future__ import annotations

@@ -9,13 +9,12 @@ Rules:
   order stays; messages that its consumers have are settled as before.
 * The lease counts from the last heartbeat, by a monotonic clock, and starts over when the broker begins to serve.
 
-Decides what a lane gets next: the messages of its logical partitions that are not done. Pure, except for reading batches.
-
-A lane that covers its whole partition needs only the index for batches of which nothing is done: it gets them whole. For any other
-lane or batch the columns of logical partitions are read as vectors, and the lane gets its own runs. Whole batches are sent in any case,
-because their checksum is the producer's; ranges say which messages are meant. A pull therefore ends between two batches, so that no batch
-is sent twice: it gets a last batch entirely if there is room for more than half of its messages, and otherwise ends before it. It cuts
-only a first batch that is at least twice as long as the pull.
+`LanePuller` decides what a lane gets next: the messages of its logical partitions that are not done. A lane that covers its whole partition
+needs only the index for batches of which nothing is done: it gets them whole. For any other lane or batch the columns of logical partitions
+are read as vectors, and the lane gets its own runs. Whole batches are sent in any case, because their checksum is the producer's; ranges
+say which messages are meant. A pull therefore ends between two batches, so that no batch is sent twice: it gets a last batch entirely if
+there is room for more than half of its messages, and otherwise ends before it. It cuts only a first batch that is at least twice as long as
+the pull.
 """
 
 from __future__ import annotations

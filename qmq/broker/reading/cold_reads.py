@@ -1,4 +1,5 @@
-"""Reads the next batches of a group that is far behind into the page cache, in a thread, so that the event loop does not wait for the disk.
+"""Reads what is not in memory without holding up the event loop: a thread brings batches into the page cache (`ColdReads`), and a coroutine
+waits for bytes that are only in the object store (`through_cold_reads`, qmq/log/reading.py).
 
 The loop reads batches itself when it answers a pull. Near the end of the log they are in memory; far behind they may be on the disk only,
 and a read there would delay producers and all other consumers. Rules, for a group that is more than `recent_bytes` behind:
@@ -10,8 +11,6 @@ and a read there would delay producers and all other consumers. Rules, for a gro
 * A window counts the queue's own bytes, so other queues' batches between its batches are not read.
 
 Only speed depends on this: if the kernel drops the pages again, or the thread fails, the loop reads the batches itself.
-
-Waits in a coroutine for bytes that are only in the object store (qmq/log/reading.py).
 """
 
 from __future__ import annotations

@@ -9,10 +9,8 @@ Rules:
 * FIND considers everything that was appended when it arrived, and answers when that is committed. So it finds no batch that a new master
   could take back, and misses none that will stay.
 
-Whether the consume logs have too many entries in memory. Pure.
-
-Adding up goes over all queues, idle ones too, so it is done only when the sum may have reached the limit: since the last time, at most one
-entry was added for each entry of the logs.
+`IndexMemory` says whether the consume logs have too many entries in memory. Adding up goes over all queues, idle ones too, so it is done
+only when the sum may have reached the limit: since the last time, at most one entry was added for each entry of the logs.
 """
 
 from __future__ import annotations

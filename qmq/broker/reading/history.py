@@ -1,4 +1,4 @@
-"""The trail of a message: what groups did with it, from the action log, and where it is now.
+"""The trail of a message: what groups did with it, from the action log, and where it is now, from its share or its lanes.
 
     message ▶ its index ▶ the last segment of the action log that was begun before ▶ its snapshot ▶ every later action of the queue ▶ now
 
@@ -7,8 +7,6 @@ Rules:
   another master may answer the next call: replicas have the same bytes at the same positions.
 * Only committed actions are reported. When the end of the log is reached, the shares say where the message is now.
 * If retention deleted the part of the action log in which the trail begins, the answer says since when it is known.
-
-The current state of a message for a group, from its share or its lanes.
 """
 
 from __future__ import annotations

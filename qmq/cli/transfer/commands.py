@@ -1,6 +1,5 @@
-"""`qmq export` writes stored messages to a file; `qmq import` sends the records of a file to a subject (docs/TRANSFER.md).
-
-`qmq copy` copies messages to another subject of the same cluster or of another one (docs/TRANSFER.md).
+"""`qmq export` writes stored messages to a file; `qmq import` sends the records of a file to a subject (docs/TRANSFER.md). `qmq copy`
+copies messages to another subject of the same cluster or of another one (docs/TRANSFER.md).
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ Rules:
 * Before it reads, every broker group confirms that all batches sent to it are decided (`Client.queue_ends`), so a batch of the dead process
   is stored before the read, or never.
 
-The state file of a load: what has been stored, so that another attempt continues from there. The file has lines of JSON; the last whole
-line counts. Each line is flushed to disk before the load continues.
+A note is a line of JSON in the load's state file: what has been stored. The last whole line counts, and each is flushed to disk before the
+load continues.
 
     {"version": 1, "load": {"subject": "orders", ...}, "base": "0123...", "mark": ..., "ends": [["g1", 0, 17]], "records": 4000,
      "is_done": false}

@@ -1,14 +1,12 @@
-"""A message in an export, an import or a copy: a value and its validity checks.
+"""Records: messages in an export, an import or a copy, and the files that hold them: JSON lines or Parquet, or standard input and output.
 
-Records as lines of JSON, one object each. Pure. `qmq browse --json` writes the same format, with the body in both forms.
+A line of JSON has one object. `qmq browse --json` writes the same format, with the body in both forms.
 
     {"subject": "orders", "broker_group": "g1", "partition": 0, "sequence": 7, "append_time_ms": 1795...,
      "id": "0123...", "key": "N14228", "tags": [], "headers": {}, "create_time_ms": 1795..., "body": "{}"}
 
 A body that is not UTF-8 is in "body_base64" instead. Keys and header values are text, or "hex:00ff" where text could not be read back. A
 line to import needs only a body.
-
-Files of records: JSON lines or Parquet, including standard input and output.
 
 A file has the suffix `.partial` until it is complete, so that a partial export cannot be mistaken for a complete one.
 """

@@ -18,7 +18,7 @@ Rules:
 Worked example: pull sequences 0 to 9 came under hold A. A new master knows 0 to 5 only: A is void from 6 on, and 6 comes again, under
 hold B, as another message. `A.settle(4, 7)` settles 4 and 5; `B.settle(6, 6)` settles the new 6.
 
-Hands in the verdicts that an earlier client left in the spool (`settlements.py`), in the background of a consumer.
+`SpoolSender` hands in the verdicts that an earlier client left in the spool (`settlements.py`), in the background of a consumer:
 
     a file, locked ──reach its broker group's master──▶ ATTACH as that consumer, only to resume
         known still      SETTLE what is not void, DETACH: the rest goes back to the group; the file is deleted
@@ -26,7 +26,7 @@ Hands in the verdicts that an earlier client left in the spool (`settlements.py`
         not reached      again after a pause; other files, and the consumer's own work, continue meanwhile
 
 A consumer that restarts under its name takes over the messages of its earlier incarnation. So the verdicts of that incarnation are handed
-in before the consumer attaches to the same broker group (`inherit`); verdicts of other names can wait (`SpoolSender`).
+in before the consumer attaches to the same broker group (`inherit`); verdicts of other names can wait.
 """
 
 from __future__ import annotations

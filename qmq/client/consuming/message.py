@@ -1,6 +1,4 @@
-"""The messages that a consumer hands out: one, or many in columns.
-
-The batches of a delivery, each checked and decoded once.
+"""The messages that a consumer hands out, one, or many in columns, and the batches of a delivery, each checked and decoded once.
 
 Batches travel whole, because the checksum is the producer's. A pull that ends inside a batch brings all of it. The next pull begins there:
 with batches of 1,000 messages and room for 250 more, each batch would come four times. So the batch in which a delivery ended is kept

@@ -1,7 +1,8 @@
-"""Keeps a consumer's session with the current master of one broker group.
+"""What a consumer's attachments share: its limits, its terms and calls, and the session with the current master of one broker group.
 
-The loop finds the master, asks for a session (ATTACH or LANE_ATTACH), sends heartbeats until the session ends, and begins again. The loop's
-user, an attachment (`attachment.py`) or a lane (`ordered/lane_reader.py`), builds the request and handles the answer.
+`SessionLoop` keeps the session. The loop finds the master, asks for a session (ATTACH or LANE_ATTACH), sends heartbeats until the session
+ends, and begins again. The loop's user, an attachment (`attachment.py`) or a lane (`ordered/lane_reader.py`), builds the request and
+handles the answer.
 
     outcome                                        next
     no connection to the master                    try again immediately: `Links.reach` keeps its own pauses
@@ -14,12 +15,11 @@ user, an attachment (`attachment.py`) or a lane (`ordered/lane_reader.py`), buil
 
 The lease counts from the time at which the last answered heartbeat was *sent*, so it never ends later here than at the broker.
 
-How the attachments of one consumer share its limits of `prefetch` messages and `prefetch_bytes` bytes. Pure.
-
-A pull that waits at a broker reserves the messages it asked for, so that the total is never exceeded. An idle queue must not reserve what a
-busy one could use. So each attachment asks for few messages at first (`START`), for four times as many after a full answer, and for few
-again after an empty one; and `START` messages stay free for each other attachment. A single attachment asks for all, except what a second
-one would need to begin.
+`PrefetchShare` divides the consumer's limits of `prefetch` messages and `prefetch_bytes` bytes among its attachments. A pull that waits at
+a broker reserves the messages it asked for, so that the total is never exceeded. An idle queue must not reserve what a busy one could use.
+So each attachment asks for few messages at first (`START`), for four times as many after a full answer, and for few again after an empty
+one; and `START` messages stay free for each other attachment. A single attachment asks for all, except what a second one would need to
+begin.
 
 If the total is less than two messages for each attachment, the attachments take turns: a pull then waits only briefly, so that a message in
 another queue waits no longer than a round.
@@ -32,8 +32,6 @@ ones reserve no more than their part of it. An attachment that holds nothing may
 
 By default the total in messages follows the application (`PrefetchLimit`). A node that is busy with producers answers a pull once in each
 round of its event loop, which takes a millisecond or more; an application that handles 2,000 messages in less time would wait for it.
-
-The common parts of a consumer's attachments: its terms, the session with a master, and the calls to the consumer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The pull sequences that a consumer holds, and its unsent verdicts, joined into ranges. No I/O.
+"""The pull sequences that a consumer holds, and its unsent verdicts, joined into ranges; and the spool that keeps them.
 
-The spool of unsent acknowledgements. While a broker group cannot be reached, each queue of a consumer keeps its unsent verdicts in a
-file.
+While a broker group cannot be reached, each queue of a consumer keeps its unsent verdicts in a file of the client's folder on this machine,
+if it has one:
 
     first line     the ATTACH with which its consumer reconnects, and the broker group, as JSON
     each further   a verdict and when it was given, as JSON
@@ -26,8 +26,6 @@ Rules:
   process, not the machine.
 * File names are digests, so that no name becomes a path: of the metaservers' addresses, subject and group; of the consumer's name and
   incarnation; of the broker group.
-
-The client's folder on this machine, if it has one.
 """
 
 from __future__ import annotations

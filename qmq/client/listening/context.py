@@ -1,6 +1,6 @@
-"""The context of a handler: the message it works on, and its verdict.
+"""A handler: its signature, what it gets besides the payload, its context, and the verdict that follows from its end.
 
-Decides about a message by the end of its handler. Pure.
+The end of a handler decides about its message:
 
     handler                                message
     returned                               acknowledged
@@ -15,9 +15,8 @@ delay before the next attempt is the handler's, else the listener's `retry_delay
 
 On an ordered subject the decision is only: done, or failed with a delay. The consumer's `on_failure` says what follows.
 
-Dependencies of handlers: `mq.provide(Session, factory)` passes a Session to parameters with that annotation.
-
-A factory is called for each message, with the Context if it takes a parameter. It may return
+`mq.provide(Session, factory)` passes a Session to parameters with that annotation. A factory is called for each message, with the Context
+if it takes a parameter. It may return
 
     an instance of the type                     passed as it is, and not closed: for a pool or a client, say
     a context manager of another type           entered before the handler, left after it with its exception; its value is passed
@@ -30,7 +29,7 @@ A factory is called for each message, with the Context if it takes a parameter. 
 
     mq.provide(AsyncConnection, session)
 
-A handler's signature, read once when it is registered. Pure.
+A handler's signature is read once, when it is registered:
 
     async def on_order(order: Order, context: qmq.Context, *, session: Session) -> None: ...
                        ─────┬──────  ─────────┬─────────      ────────┬────────

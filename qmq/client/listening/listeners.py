@@ -1,4 +1,4 @@
-"""A client's listeners: registered at any time, run together, stopped together.
+"""A client's listeners: registered by `qmq.Client` at any time, run together, stopped together.
 
     registered ──listening──▶ at work ──stop, signal, a failure, mq.close──▶ finishing ──▶ registered again
 
@@ -7,8 +7,6 @@ Rules:
   reached, it waits.
 * When one listener fails, the others stop with grace, and then its error is raised.
 * A listener that is registered while others run begins immediately.
-
-The methods of `qmq.Client` for listeners. `listeners.py` does the work.
 """
 
 from __future__ import annotations

@@ -8,12 +8,9 @@ Rules:
 * A message has one verdict. If the handler settles it, through the context or the message, a later exception is only logged.
 * A plain `def` handler runs in a thread, with its transaction and dependencies, in a copy of the context that interceptors see. A thread
   cannot be cancelled: after `timeout` its message is nacked and the thread's result is ignored. Writes that it still makes are the
-  application's concern; with `idempotent` the next attempt finds them. The thread keeps its place until it returns.
-
-What happens before a message gets a verdict. While the message's transaction is open, it is refused: a crash between the verdict and the
-commit would lose the effect.
-
-Passes the verdicts of a plain handler from its thread to the event loop's thread.
+  application's concern; with `idempotent` the next attempt finds them. The thread keeps its place until it returns. Its
+  verdicts are passed to the event loop's thread.
+* A verdict is refused while the message's transaction is open: a crash between it and the commit would lose the effect.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Runs a listener with a pool of workers. A worker takes the next messages, handles them, and comes back for more.
+"""Runs a listener: of an unordered subject with a pool of workers, of an ordered one by the consumer's `run`.
+
+A worker takes the next messages, handles them, and comes back for more.
 
     consumer ──take──▶ worker ──handle──▶ verdict        `concurrency` of these; no task for each message
        ▲                                    │
@@ -9,10 +11,8 @@ Rules:
 * The end is the same for all causes (the application, a signal, a failed consumer, a cancelled task): idle workers are cancelled, unseen
   messages return to the group immediately, the others finish, the consumer leaves. Only then is an error raised.
 
-Runs a listener of an ordered subject by the ordered consumer's `run`, with up to `concurrency` keys at a time.
-
-After `stop`, a message that comes to a worker is not begun, but held until the others are finished; then the consumer puts it back, and
-leaves. The consumer alone would cancel handlers after half a lease.
+The ordered consumer's `run` handles up to `concurrency` keys at a time. After `stop`, a message that comes to a worker is not begun, but
+held until the others are finished; then the consumer puts it back, and leaves. The consumer alone would cancel handlers after half a lease.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """How listeners stop, in two steps that are the same for all listeners of a client.
 
-wanted    take no more messages; unseen ones return to the group, those in progress are finished and acknowledged
-now       the grace period has ended, or a second stop was requested: handlers are cancelled, their messages handed back
+    wanted    take no more messages; unseen ones return to the group, those in progress are finished and acknowledged
+    now       the grace period has ended, or a second stop was requested: handlers are cancelled, their messages handed back
 
-SIGINT and SIGTERM while listeners run: the first signal asks them to stop, the second to stop immediately. Previous handlers are
+Of SIGINT and SIGTERM while listeners run, the first signal asks them to stop, the second to stop immediately. Previous handlers are
 restored afterwards.
 """
 

@@ -1,18 +1,17 @@
-"""Asks metaservers where subjects and masters are, no more often than needed.
+"""What a client knows of the cluster, and how it asks metaservers for it, no more often than needed.
 
-Rules:
+`Locator` asks. Rules:
 * One request at a time for each broker group and each subject, shared by all waiters. What the answer says about a group's master holds for
   every subject on the group.
 * Requests about the same thing are 50 to 100 ms apart (with jitter, so that many clients do not ask at the same time). If a group has no
   master for long, the pause grows to a second, until the group serves a request again.
-* A subject here is a *target* (cache.py): its messages and its delayed messages are two targets. An unknown group may be a new delay
+* A subject here is a *target*: its messages and its delayed messages are two targets. An unknown group may be a new delay
   group, which takes delayed messages of all subjects: the targets in use are located again.
 * What a metaserver pushes (`Watch`) is a hint to ask again, after a moment of jitter. Without pushes clients only learn later: a broker
   that is not master says so, and placements are refreshed when they are half a minute old.
 
-A client's knowledge of the cluster: the broker groups of each subject, and the master of each group. Pure.
-
-Three tables, because they change for different reasons:
+`RouteBook` knows the broker groups of each subject, and the master of each group, without I/O. It has three tables, because they change for
+different reasons:
 
     places    subject -> its broker groups, each writable or drained     changes when an operator places or drains
     orders    ordered subject -> its latest route                        changes when it is split, merged or moved
@@ -31,11 +30,8 @@ Delayed messages of a subject go to delay groups. Their placement has its own *t
 Worked example: group g1 is known as (a:1, epoch 4). A broker says NotMaster: doubted. Locate answers (a:1, 3): ignored. Locate answers
 (b:1, 5): used for every subject on g1, although only one was asked about.
 
-Tasks that several callers wait for, such as one look-up or one connection attempt for all who need it.
-
-Interprets metaservers' answers: where a subject is, and a consumer's lanes.
-
-An answer that was collected from several broker groups, of which some may not have answered.
+`shared` lets several callers wait for one task, such as a look-up. Metaservers' answers become values here, too: where a subject is, a
+consumer's lanes, and what several broker groups answered, of which some may be silent (`Partial`).
 """
 
 from __future__ import annotations

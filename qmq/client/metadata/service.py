@@ -1,9 +1,5 @@
-"""The client's calls to metaservers: the location of subjects, and administration. Calls fail over between metaservers
-(service.py).
-
-Calls to the metaservers, which fail over between them: the base of the client's calls.
-
-Administration of delivery through a metaserver: settings of consumer groups, dead letters, pauses (docs/DELIVERY.md).
+"""The client's calls to metaservers, which fail over between them: the location of subjects, administration, and administration of
+delivery: settings of consumer groups, dead letters, pauses (docs/DELIVERY.md).
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""The open batch of a producer: messages that are not sent yet. No I/O.
+"""The open batch of a producer, and the checks of what an application puts into it. No I/O.
 
-In the common case, a body and nothing else, a message costs an append and an addition. The columns for keys, tags and headers are created
-with the first message that has one.
-
-Checks of what an application sends, made before anything else, so that the error is raised at the caller.
+Checks are made before anything else, so that the error is raised at the caller. In the common case, a body and nothing else, a message
+costs an append and an addition. The columns for keys, tags and headers are created with the first message that has one.
 """
 
 from __future__ import annotations

@@ -1,35 +1,31 @@
-"""The batching producer of delayed messages: like `Producer`, with a column of due times, and with delay groups instead of broker groups.
+"""Delayed messages at the client: their producer, their due times, the delay group that takes them, what is done with them until they are
+due, and retries after more than an hour.
 
-Any delay group may take a message of an unordered subject. All delayed messages of an ordered subject go to one delay group, its home
-(delayed.py), one batch at a time, so that messages of a key that are due in the same millisecond keep their order; and each message
-needs a key.
+`DelayedProducer` is like `Producer`, with a column of due times, and with delay groups instead of broker groups. Any delay group may take a
+message of an unordered subject. All delayed messages of an ordered subject go to one delay group, its home (`DelayHome`), one batch at a
+time, so that messages of a key that are due in the same millisecond keep their order; and each message needs a key.
 
 The producer learns whether the subject is ordered when it locates its delay groups: before a batch leaves, but perhaps after its first
 messages were sent. If the producer knows, `send` refuses a message without a key; otherwise the whole batch is refused and not stored.
 
-When a delayed message is due: converts timedeltas and datetimes to milliseconds since 1970. Pure: the caller passes the current time.
+Due times are milliseconds since 1970, made from timedeltas and datetimes without a clock: the caller passes the current time.
 
-Rules:
 * A `timedelta` counts from now. A `datetime` needs a time zone, since without one it means another moment on each machine.
 * Fractions of a millisecond are rounded up: a message is never early.
 * A time in the past is allowed and means now; a time before 1970 counts as 1970.
 * Delays longer than `limits.DELAY_MS_MAX` are refused here. A delay group may be configured for less, and refuses them itself.
 * Only the shape of a recurrence is checked here; the delay server knows cron's grammar and the time zones.
 
-The home of an ordered subject's delayed messages: the delay group to which all clients send them.
-
-The guarantee about the order of a key (docs/DELAY.md, 5) holds within one delay group, because delay groups do not communicate with each
-other. Each subject has an order of preference among the delay groups, by a hash of both names: subjects are spread over the groups, and
-clients agree without communicating. The *home* is the first delay group that takes messages.
+All clients send an ordered subject's delayed messages to its *home*. The guarantee about the order of a key (docs/DELAY.md, 5) holds within
+one delay group, because delay groups do not communicate with each other. Each subject has an order of preference among the delay groups, by
+a hash of both names: subjects are spread over the groups, and clients agree without communicating. The home is the first delay group that
+takes messages.
 
 * A drained group is skipped immediately, and is the home again when it is resumed.
 * A group that is missing in an answer has no master, usually for seconds: it stays the home for `MISSING_S`, and messages wait.
 
-Delayed messages and delay groups as values. No I/O.
-
-Cancel, move, show and list pending delayed messages. Requests go through a metaserver to the master of the delay group.
-
-If the answer to a change is lost, the client repeats the request until it knows the outcome, or until its time limit:
+`Delayed` cancels, moves, shows and lists pending messages. Requests go through a metaserver to the master of the delay group. If the answer
+to a change is lost, the client repeats the request until it knows the outcome, or until its time limit:
 
 * Cancel: a cancelled message answers as cancelled, so repeating is harmless. TooLate means that the message is delivered, whichever request
   came first.
@@ -37,7 +33,8 @@ If the answer to a change is lost, the client repeats the request until it knows
   delivered since, the second one gets TooLate: then the client asks for the message's due time, and if that is not known, the error's
   outcome is unknown.
 
-Retries after more than an hour: a copy of the message, directed to this group, goes to a delay group; then the message is acknowledged.
+For a retry after more than an hour a copy of the message, directed to this group, goes to a delay group; then the message is acknowledged
+(`Retries`):
 
     nack(ten days)  ──▶  postponed  ──▶  stored by a delay group  ──▶  ACK
                                     └─▶  not stored, or outcome unknown  ──▶  NACK for an hour, at the broker that has it

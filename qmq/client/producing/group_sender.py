@@ -2,16 +2,16 @@
 
 A batch is assigned to a group at the moment it is sent, so a stalled group delays only the batches that are in flight there:
 
-    closed batch -> pool -> a pipe with room certainly not stored -> pool again, in its place
+    closed batch -> pool -> a pipe with room
+    certainly not stored -> pool again, in its place
 
 Rules:
 * `Balancer` (qmq/delivery/balancer.py) says which pipe gets the next batch. A pipe that is skipped because it is not connected yet is
   connected meanwhile, one at a time.
 * If no group takes messages, batches wait until they time out, and their error says why.
 
-A pipe sends one producer's batches to one broker group, through changes of the group's master.
-
-`PipeWindow` decides about batches. The pipe owns the connection, and puts decided batches into the pool.
+A pipe sends one producer's batches to one broker group, through changes of the group's master. `PipeWindow` decides about batches. The pipe
+owns the connection, and puts decided batches into the pool.
 """
 
 from __future__ import annotations

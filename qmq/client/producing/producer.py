@@ -5,17 +5,14 @@ flight form the next batch, which is sent when the first one is answered, or has
 
 A batch keeps its number through every retry, and a broker group stores a number once. After a lost answer, a broken connection, an
 overloaded broker or a change of master the batch is sent again, until `delivery_timeout`. Only then does the ticket fail, and its error
-says whether the batch is not stored or its outcome is unknown. This file has the public class and the open batch; `group_sender.py`
-chooses the broker group, `group_sender.py` sends to it. Batches go down by calls; decisions are taken from the pipes when they say that
-something changed.
+says whether the batch is not stored or its outcome is unknown. `group_sender.py` chooses the broker group, and sends to it. Batches go down
+by calls; decisions are taken from the pipes when they say that something changed.
 
-The undecided messages of a producer: back-pressure, flushing, closing. Both kinds of producer derive from it.
+Both kinds of producer derive from `Backlog`, the undecided messages of a producer: back-pressure, flushing, closing.
 
-Ends the shared producers of `Client.send` that are no longer used: a client that sends to ten thousand subjects holds memory for the
-busy ones only.
-
-A producer is closed when two checks, `idle_s` apart, find no undecided message and no message was sent in between. The next `send` makes
-another one. Each tick looks at a part of the producers, so that many of them never hold up the event loop.
+Shared producers of `Client.send` that are no longer used are ended: a client that sends to ten thousand subjects holds memory for the busy
+ones only. A producer is closed when two checks, `idle_s` apart, find no undecided message and no message was sent in between. The next
+`send` makes another one. Each tick looks at a part of the producers, so that many of them never hold up the event loop.
 """
 
 from __future__ import annotations

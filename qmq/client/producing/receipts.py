@@ -1,13 +1,11 @@
-"""The results of a send: where its messages are stored. There is one ticket for each batch, because a future for each message would cost
-more than sending it.
+"""The results of a send: where its messages are stored. No I/O. There is one ticket for each batch, because a future for each message would
+cost more than sending it.
 
-Follows the messages of one ticket through all the batches that they were cut into. Pure.
+A ticket follows its messages through all the batches that they were cut into. It is decided when every piece is decided: with a receipt if
+all pieces are stored, otherwise with the first failure. The failure's outcome is about *all* messages: if some are stored and some are not,
+it is unknown.
 
-The ticket is decided when every piece is decided: with a receipt if all pieces are stored, otherwise with the first failure. The failure's
-outcome is about *all* messages: if some are stored and some are not, it is unknown.
-
-The result of `send_many` of an ordered producer: receipts in the caller's order, although the messages go to
-several partitions. No I/O.
+`send_many` of an ordered producer has its receipts in the caller's order, although the messages go to several partitions.
 """
 
 from __future__ import annotations

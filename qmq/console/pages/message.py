@@ -1,6 +1,5 @@
-"""*Message*: where a message is, what it waits for, and the events of its life.
-
-Searches a subject's messages by time, key, header and content. A search has bounds, and the next search continues where it ended.
+"""*Message*: where a message is, what it waits for, and the events of its life; and the search of a subject's messages by time, key, header
+and content. A search has bounds, and the next one continues where it ended.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""*Overview*: findings and their reasons, rates and lag over time, the busiest subjects, and the groups with the largest lag.
+"""The pages of the whole cluster.
+
+*Overview*: findings and their reasons, rates and lag over time, the busiest subjects, and the groups with the largest lag.
 
 *Cluster*: broker groups, replicas, epochs and positions; a person can transfer a mastership, drain a group and resume it.
 """

@@ -1,6 +1,8 @@
-"""*Route* of an ordered subject: its logical partitions by version. A person sees the plan of a change, makes it, and watches it.
+"""The pages of an ordered subject.
 
-*Lanes* of an ordered subject: which consumer holds which range of logical partitions, and the keys that groups parked.
+*Route*: its logical partitions by version. A person sees the plan of a change, makes it, and watches it.
+
+*Lanes*: which consumer holds which range of logical partitions, and the keys that groups parked.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """*Subject*: depth, groups with their lag, the last messages, a search, and a live tail.
 
-Messages as they are stored, as server-sent events; a sample of them if they are too many to read.
+The tail shows messages as they are stored, by server-sent events; a sample of them if they are too many to read.
 
     event: message    one message as JSON
     event: pace       {"shown": N, "skipped": M} of the last second in which any messages arrived

@@ -1,8 +1,8 @@
-"""A client of the cluster for each token that callers present, so that rules, quotas and the audit log see the caller.
+"""What lasts from one request to the next: a client of the cluster for each token, and messages that requests received and did not settle
+yet. Each of these has a receipt, which is valid for a limited time.
 
-A token takes a place here only after the cluster said whose it is, and before the request's body is read: made-up tokens take nothing.
-
-Messages that requests received and did not settle yet. Each has a receipt, which is valid for a limited time.
+By a client for each token, rules, quotas and the audit log see the caller. A token takes a place here only after the cluster said whose it
+is, and before the request's body is read: made-up tokens take nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""The routes: `POST /subjects/NAME`, `.../groups/NAME/receive`, `.../groups/NAME/settle`, `GET /openapi.json`.
-
-The site as a server inside a running event loop.
+"""The routes `POST /subjects/NAME`, `.../groups/NAME/receive`, `.../groups/NAME/settle`, `GET /openapi.json`, and their server inside a
+running event loop.
 """
 
 from __future__ import annotations

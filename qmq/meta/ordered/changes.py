@@ -1,4 +1,5 @@
-"""A change of a subject's route, from `prepared` to `done` (docs/ORDERING.md, "A change").
+"""A change of a subject's route, from the request of an operator or a policy, whose cuts and broker groups are chosen here, to `done`
+(docs/ORDERING.md, "A change").
 
     prepared ──seal every source──▶ sealed ──publish──▶ published ──every group advanced──▶ done
 
@@ -12,17 +13,14 @@ Any metaserver may continue a change, at the same time as others, and may crash 
 
 `arrow` is called before and after every step, with its name: tests kill metaservers there.
 
-Closes a source of a change: its master seals it, or the coordination store fences it (docs/ORDERING.md, "Fencing a group").
-
-A fence is put only while the group has no master key and the epoch's claim is as it was read. A master that wins, or sets its key again,
-lists the fences after that: so either it sees this fence, or the transaction fails, and that master is called. A master whose key was
-deleted has lost its write lease already, by its own clock. No clocks are compared here.
+A source of a change is closed: its master seals it, or the coordination store fences it (docs/ORDERING.md, "Fencing a group"). A fence is
+put only while the group has no master key and the epoch's claim is as it was read. A master that wins, or sets its key again, lists the
+fences after that: so either it sees this fence, or the transaction fails, and that master is called. A master whose key was deleted has
+lost its write lease already, by its own clock. No clocks are compared here.
 
 A fence is needed until the seal is in the change's record: then the command message is in the broker group's log. The leader removes such
 a fence (`lift`). A fence is put only while its change is as read, so that a late request cannot put it again, nor after the subject is
 deleted.
-
-Makes a route change from a request of an operator or a policy: chooses the cuts, and the broker groups of the parts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Decides when rounds run and route changes continue.
+"""Decides when rounds run and route changes continue, and elects the metaserver that continues interrupted work.
 
-Elects the metaserver that continues interrupted work: the key `/qmq/meta/leader`, under that metaserver's lease. The election saves work
-and is no lock: every change that the leader makes is a compare-and-swap that any metaserver may make. So two leaders at one time, or none,
-do no harm.
+The leader has the key `/qmq/meta/leader`, under that metaserver's lease. The election saves work and is no lock: every change that the
+leader makes is a compare-and-swap that any metaserver may make. So two leaders at one time, or none, do no harm.
 """
 
 from __future__ import annotations

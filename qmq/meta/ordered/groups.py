@@ -1,6 +1,6 @@
-"""Reads a consumer group's record and its subject's routes in the coordination store, and replaces the record by compare-and-swap.
+"""A consumer group in the coordination store: its record, replaced by compare-and-swap, its subject's routes, and its members.
 
-The members of a consumer group: `/qmq/members/S/G/CONSUMER`, under a lease that each request of the consumer renews.
+A member is `/qmq/members/S/G/CONSUMER`, under a lease that each request of the consumer renews.
 
 * A consumer whose metaserver died asks another one, which puts the key again under a new lease. The incarnation is the same, so the
   assignment does not change. When the first lease ends, the key stays, since it belongs to the second lease.

@@ -1,10 +1,10 @@
-"""Starts a consumer group of an ordered subject and moves it: writes the group's record, then tells the brokers, then marks the record as
-ready.
+"""Starts, moves and deletes a consumer group of an ordered subject. To start or to move it, writes the group's record, then tells the
+brokers, then marks the record as ready.
 
     begin      write the record ──▶ (if it starts at the latest: tell the brokers) ──▶ ready
     reset      write the new frontier, not ready ──▶ tell the brokers ──▶ ready
     set_back   write the frontier with one logical partition at an older partition, not ready ──▶ the caller replays there ──▶ ready
-    hold       mark the record as not ready until the group is deleted (qmq/meta/ordered/placement.py)
+    hold       mark the record as not ready until the group is deleted
 
 Consumers attach only to a group that is ready. The record names the operation under way (`Start`), so any metaserver can continue it. The
 record has the new frontier from the first write on, because the frontier tells which version the operation uses.
@@ -13,7 +13,7 @@ To start a group twice is harmless: a partition where the group has started stay
 consumers have continued. So only the metaserver that reset a group moves it, and another one takes over a reset that makes no progress only
 after all calls of the first one have timed out (qmq/meta/ordered/controller.py).
 
-Deletes a consumer group of an ordered subject (docs/DELETION.md).
+To delete it (docs/DELETION.md):
 
     hold      swap the record: not ready, start `delete` ──▶ no consumer attaches, and no round moves it
     forget    the masters of all broker groups that any version names forget its lanes and parked keys, under the record's revision

@@ -1,9 +1,9 @@
-"""Changes routes by load: the leader checks every five seconds, and makes the changes that qmq_ordering.resharding decides.
+"""The leader's changes of routes: by load, and away from a broker group without a master, so that producers need not wait for the group or
+for an operator.
 
-The leader's state between two checks is local. A new leader begins with the time of the last change, so the cool-down holds, and measures
-again for how long neighbours have been cold. The last change and its reason are in the store, for `qmq route explain`.
-
-Moves partitions away from a broker group without a master, so that producers need not wait for the group or for an operator.
+The leader checks the load every five seconds, and makes the changes that qmq_ordering.resharding decides. Its state between two checks is
+local. A new leader begins with the time of the last change, so the cool-down holds, and measures again for how long neighbours have been
+cold. The last change and its reason are in the store, for `qmq route explain`.
 
 A group counts as lost when it *was there and went*: this metaserver has seen it with a living master, and it has had none for
 `PATIENCE_MS`, by this metaserver's clock and its view of the store. That is longer than an election, and the lease of the lost master has

@@ -16,9 +16,9 @@ on again, and may find fewer of them.
 
 This module awaits only the store, the brokers, and the clock and timers that it is given, so that the simulator can run it.
 
-The brokers' answers about one group's lanes, in the form that the pure functions use. Pure. A broker that does not answer is missing
-here, and its ranges count as not done: the group waits, and the lanes there stay as they were assigned. Only a broker's own `is_finished`
-counts as finished, since only the broker knows what is committed and what retention deleted.
+The brokers' answers about one group's lanes get the form that the pure functions use. A broker that does not answer is missing there, and
+its ranges count as not done: the group waits, and the lanes there stay as they were assigned. Only a broker's own `is_finished` counts as
+finished, since only the broker knows what is committed and what retention deleted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""The metrics of a broker's messages and requests, by `qmq.broker.metrics` and by the queues.
-
-The metrics of a broker's logs, its disk and its maintenance. Masters and slaves have them.
-
-The metrics of a broker's segments in an object store.
+"""The metrics of a broker: its messages and requests, by `qmq.broker.metrics` and by the queues; its logs, its disk and its maintenance,
+which masters and slaves have; its segments in an object store.
 """
 
 from __future__ import annotations

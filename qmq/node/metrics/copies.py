@@ -1,7 +1,4 @@
-"""The metrics of `qmq lake follow`.
-
-The metrics of `qmq mirror`.
-"""
+"""The metrics of copies of messages: of `qmq lake follow`, and of `qmq mirror`."""
 
 from __future__ import annotations
 

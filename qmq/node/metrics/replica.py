@@ -1,6 +1,5 @@
-"""The metrics of a replica's role in its broker group, and of the others' lag while it is master. `qmq dev` is always master.
-
-The coordination store as this process sees it: a store that counts calls and passes them on.
+"""The metrics of a replica's role in its broker group, and of the others' lag while it is master. `qmq dev` is always master. Those of the
+coordination store, as this process sees it, come from a store that counts calls and passes them on.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""The sources of a role's metrics, and the HTTP server. prometheus_client is imported only if a port is served.
-
-Metrics of security: whether unauthenticated clients can reach the server, and when its certificate expires.
-
-Refusals by access control, and its mode.
+"""Serves a role's metrics over HTTP: those of its parts, and of security: whether unauthenticated clients can reach the server, when its
+certificate expires, and the mode and refusals of access control. prometheus_client is imported only if a port is served.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""The parts that one replica's modules share: its configuration, its environment, and its view of the cluster.
-
-The configuration of one replica of a broker group or delay group.
-
-Opens the store of a replica: at the start, with repair of damage from the other replicas, and again while the replica runs.
+"""The parts that the modules of one replica share: its configuration, of a broker group or a delay group; its environment; its view of the
+cluster; and what opens its store, at the start, with repair of damage from the other replicas, and again while the replica runs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""One replica of a group: starts and stops it. `qmq/node/broker.py` and `qmq/node/delay.py` make it; qmq_replication decides about
-replication.
+"""One replica of a group: starts it, stops it, and asks it to hand its mastership over. `qmq/node/broker.py` and `qmq/node/delay.py` make
+it; qmq_replication decides about replication.
 
     DATA/replica.json       the replica's promises and identity (qmq_replication/identity.py)
     DATA/broker/            its store (qmq/log/store.py), the same bytes as on every other replica
@@ -7,10 +7,9 @@ replication.
 A start reads the identity, asks the coordination store for the group's members (or creates the group), opens the store (and repairs damage
 from the others), listens, and joins the group. A replica always begins as a slave; the replicas elect the master.
 
-Asks a replica of this machine to hand its mastership over, before its process is stopped (`qmq broker hand-over`, a pod's preStop).
-
-A process that gets SIGTERM hands over, too. An earlier hand-over has two advantages. The former master still answers, so it sends clients
-to the new master instead of closing their connections. And a hand-over that fails, because no other replica is in step, is tried again.
+`hand_over` asks a replica of this machine before its process is stopped (`qmq broker hand-over`, a pod's preStop). A process that gets
+SIGTERM hands over, too. An earlier hand-over has two advantages. The former master still answers, so it sends clients to the new master
+instead of closing their connections. And a hand-over that fails, because no other replica is in step, is tried again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""A replica's status for operators, handing over, and changes of membership.
+"""What a replica may do, and what it tells: its status for operators, its readiness for /readyz (from memory, so it is cheap), handing
+over, changes of membership, holds for a backup, and the lease by which a master may write.
 
-Holds a master's writes for a moment, so that a backup finds all groups of a cluster at one moment (docs/BACKUP.md).
+`WriteHold` holds a master's writes for a moment, so that a backup finds all groups of a cluster at one moment (docs/BACKUP.md).
 
     hold       begin no new request; answered when all requests that were begun are in the log
     describe   the ends of the logs; answered when everything before them is committed
@@ -8,9 +9,7 @@ Holds a master's writes for a moment, so that a backup finds all groups of a clu
 
 A hold ends after its time, and with the mastership. `describe` and `release` then raise an error, so the caller knows.
 
-The readiness of a role, for /readyz. It is read from memory, so it is cheap.
-
-The write lease: a master may take messages of subjects that are fenced by lease only while the lease of its master key is alive.
+`WriteLease`: a master may take messages of subjects that are fenced by lease only while the lease of its master key is alive.
 
     the store said at t that lease L holds the key          (t is when we *asked*: the lease was renewed after that)
         L is the same as before       the right continues until t + lease - a tenth

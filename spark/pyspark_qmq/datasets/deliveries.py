@@ -1,25 +1,18 @@
-"""Deliveries and their outcomes, from a replay of a broker group's action log. Pure: takes entries, returns deliveries.
+"""Deliveries, their outcomes and the progress of groups, from a replay of a broker group's action log. Pure: takes entries, returns values.
 
-The replay uses the brokers' own code for shares and lanes, which reports the effect of each action (deliveries.py,
-deliveries.py). It loops over ranges, as the log does, never over messages.
+The replay uses the brokers' own code for shares and lanes. It loops over ranges, as the log does, never over messages.
 
 Every message of a share has one event of (ack, expired, passed) in the end, and every message of a partition one of (done, park); more than
 one only if an operator returned it. A log that begins with snapshots begins with the deliveries that were open then.
 
-Replays one group's share of a queue: when messages were delivered, and their outcomes. Pure.
+A share of a queue (qmq/log/group_state.py) emits an event for each change of a message; the replay adds the times of delivery.
 
-The share is the broker's own code (qmq/log/group_state.py), which emits an event for each change of a message. The replay adds the times of
-delivery.
+Lanes on a partition of an ordered subject (qmq/log/lane_state.py) have messages done, failed and parked. Before they apply an action, the
+replay determines what the action will change. The log does not record deliveries, so their times are unknown.
 
-Replays one group's lanes on a partition of an ordered subject: messages done, failed and parked. Pure.
-
-The lanes are the broker's own code (qmq/log/lane_state.py). Before it applies an action, the replay determines what the action will change.
-The log does not record deliveries, so their times are unknown.
-
-The progress of each group over time: the replay of the action log, sampled once a second. Pure.
-
-There is one row for each second in which a group made progress on a queue: its state after that second's last entry. The newest row is the
-state at the end of the log. Together with the queue's end at that time (known from the messages' append times) it gives the group's lag:
+The progress of each group is the replay, sampled once a second. There is one row for each second in which a group made progress on a queue:
+its state after that second's last entry. The newest row is the state at the end of the log. Together with the queue's end at that time
+(known from the messages' append times) it gives the group's lag:
 
     for a share        end - next_sequence messages were never delivered; `held` + `waiting` were delivered but are not done
     for a partition    at most end - done_before messages are not done: lanes progress independently, and the slowest one counts

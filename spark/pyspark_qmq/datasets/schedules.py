@@ -1,4 +1,4 @@
-"""Reads delayed messages from a bucket's three files into columns. Pure, and without loops over messages: bytes in, numpy arrays out.
+"""Reads a delay group's folder in parts: delayed messages from a bucket's three files into columns, without loops over messages.
 
     NAME.idx    16 bytes per message: due time, position of its batch, position in the batch, flags
     NAME.log    the batches, of which only envelope, region header, ids and create times are read
@@ -7,12 +7,8 @@
 Batches of a schedule may have one message each, so there is no loop over batches either, except for their checksums: all envelopes are
 gathered into one table, then all headers. They determine the positions of ids and create times (docs/FORMAT.md: the first two columns).
 
-A delay group's files as of its newest checkpoint: the buckets, the lengths of their files, and the open plans. Pure.
-
-Files only grow, and bytes after these lengths do not count (docs/FORMAT.md). So a folder can be read while its server works,
-and two reads with one state give the same rows.
-
-Reads a delay group's folder in parts. Its newest checkpoint determines which files are valid, and up to which length.
+The group's newest checkpoint has the buckets, the lengths of their files, and the open plans. Files only grow, and bytes after these
+lengths do not count (docs/FORMAT.md). So a folder can be read while its server works, and two reads with one state give the same rows.
 """
 
 from __future__ import annotations

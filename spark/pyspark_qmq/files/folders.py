@@ -1,4 +1,4 @@
-"""Finds the stores named by `qmq.path`, and their broker groups.
+"""Finds the stores named by `qmq.path`, their broker groups, and up to which position their logs are committed.
 
     DATA                a data folder of a replica (replica.json names its group), or of `qmq dev` (its database names the group)
     DATA/broker         the store in a data folder
@@ -6,10 +6,8 @@
 
 A store with a schedule belongs to a delay group. It has pending messages for subjects that are stored elsewhere, so it is left out.
 
-Determines up to which position a folder's logs are committed, from its commit mark and its newest checkpoint.
-
-Both name only committed positions, so the larger one is used. For a folder with neither, the user must say that everything is committed
-(`qmq.committed=all`); then all whole entries count. In an empty folder, no entry is committed.
+A folder's commit mark and its newest checkpoint name only committed positions, so the larger one is used. For a folder with neither, the
+user must say that everything is committed (`qmq.committed=all`); then all whole entries count. In an empty folder, no entry is committed.
 """
 
 from __future__ import annotations

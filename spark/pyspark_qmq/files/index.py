@@ -8,9 +8,7 @@
 A broker may delete segments, checkpoints and consume logs at any time. If a file disappears during a read, the read is repeated once with
 fresh information. If the file is still missing then, that is damage.
 
-Walks the envelopes of a message log: the part after a checkpoint, or everything.
-
-The walk verifies the envelope of each batch and reads the first bytes of its region, which name the queue. Readers verify the rest.
+A walk verifies the envelope of each batch and reads the first bytes of its region, which name the queue. Readers verify the rest.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The committed log in files (implements committed_log.CommittedLog).
 
-The driver keeps an index of each folder (`index.py`) and refreshes it at each call. It uses the replica of a broker group with the
-largest committed position. Tasks need no index: a piece contains its location (`reading.py`) and is read from there
-(`reading.py`).
+The driver keeps an index of each folder (`index.py`) and refreshes it at each call. It uses the replica of a broker group with the largest
+committed position. Tasks need no index: a piece contains its location and is read from there (`reading.py`).
 
-The address of a log in files; small and picklable for executors, which must see the same folders under the same names.
+The log's address is small and picklable for executors, which must see the same folders under the same names.
 """
 
 from __future__ import annotations

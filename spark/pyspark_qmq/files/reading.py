@@ -3,11 +3,10 @@
 The Bloom filter is tested before a batch is read. All other fields are used only after both checksums were verified, so that a flipped bit
 never causes a batch to be skipped.
 
-The location of a piece: all that a task needs to read it, without a checkpoint and without a walk. Small and picklable.
-
-A location has one of two forms. For a moderate number of batches, it has the position and the Bloom filter of tags of each batch, so that
-batches without the wanted tags are not read. If the queue has most batches of a stretch of the log, it has only the stretch, and the task
-skips the batches of other queues.
+The location of a piece is all that a task needs to read it, without a checkpoint and without a walk. It is small and picklable, and has one
+of two forms. For a moderate number of batches, it has the position and the Bloom filter of tags of each batch, so that batches without the
+wanted tags are not read. If the queue has most batches of a stretch of the log, it has only the stretch, and the task skips the batches of
+other queues.
 """
 
 from __future__ import annotations

@@ -8,14 +8,9 @@ Executors read the log and write Parquet files; the driver commits the files wit
 with Spark's executors: same tables, same promises (docs/LAKE.md), and both may run at the same time. `qmq lake compact` and `expire` keep
 the tables small.
 
-Compares a table with the log, queue by queue, for all messages that both should have.
-
-Both sides are counted and fingerprinted over all columns, in one action of Spark. Messages that retention deleted from the log can only be
-counted: the files must have as many rows as the table says.
-
-The reports of the archive job. Pure, except that it reads the tables' metadata.
-
-Runs a lake writer's tasks on Spark's executors: they write Parquet files and report them to the driver, which commits.
+Executors report the files that they wrote to the driver. `--verify` compares a table with the log, queue by queue, for all messages that
+both should have. Both sides are counted and fingerprinted over all columns, in one action of Spark. Messages that retention deleted from
+the log can only be counted: the files must have as many rows as the table says.
 """
 
 from __future__ import annotations

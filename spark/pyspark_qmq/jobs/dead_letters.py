@@ -1,12 +1,10 @@
 """Reports dead letters by cause, and replays them.
 
-Failures are in the action logs (dead_letters.py lists the causes). With `--dead-subject`, the job also reads a subject to which
-applications or brokers send dead letters, with headers that give the reason. `--replay` replays parked keys and messages of the dead-letter
-subject (dead_letters.py); `--dry-run` only reports what would be replayed.
+Failures are in the action logs. With `--dead-subject`, the job also reads a subject to which applications or brokers send dead letters,
+with headers that give the reason. `--replay` replays parked keys and messages of the dead-letter subject; `--dry-run` only reports what
+would be replayed.
 
 Exit status 1 (findings) if there are dead letters that this run did not replay.
-
-Finds dead letters and their causes in deliveries and in a dead-letter subject. DataFrames in, a DataFrame out.
 
 A *letter* is a failed message, or a range of messages of one queue with the same outcome. Causes:
 
@@ -18,7 +16,7 @@ A *letter* is a failed message, or a range of messages of one queue with the sam
     dead         its attempts are exhausted: a copy is in the group's dead-letter queue (`%dlq%GROUP`)
     ...          the value of a dead letter's reason header; `unknown` if there is none
 
-Replays dead letters.
+A replay:
 
 * The brokers replay parked keys, oldest partition of a key first, so that its messages come before newer ones of the key.
 * Messages of a dead-letter subject are sent as new messages to their original subject, with the same message id and a header that names the

@@ -4,13 +4,12 @@ A delay group's folder has the due times (dataset `schedules`); the log, from br
 `--until` refer to due times here. A delay group deletes a bucket's files once all its messages are delivered and no checkpoint names the
 bucket, so the report covers the buckets that still have files.
 
-Exit status 1 (findings) if a message was early, lost, overdue, or delivered although it was cancelled (delay_accuracy.py).
+Exit status 1 (findings) if a message was early, lost, overdue, or delivered although it was cancelled.
 
-Judges each delayed message by comparing a delay group's schedule with the log. DataFrames in, DataFrames out.
-
-A delayed message keeps its id when it is delivered, and each run of a recurring message has its own id, so both sides are joined by message
-id. Left out are moved rows (they have another row), seeds of recurring messages (their runs are delivered), and directed messages, which
-have the id of the failed message and are visible only to their group.
+Each message is judged by comparing the schedule with the log. A delayed message keeps its id when it is delivered, and each run of a
+recurring message has its own id, so both sides are joined by message id. Left out are moved rows (they have another row), seeds of
+recurring messages (their runs are delivered), and directed messages, which have the id of the failed message and are visible only to their
+group.
 
     delivered    it is in the log, and not before it was due
     early        in the log before it was due, by more than the clocks may differ

@@ -9,8 +9,6 @@ disagree, a latency may be negative, and is reported unchanged.
     to the pull      stored by the broker → first delivered (unknown for ordered subjects)
 
 Exit status 1 (findings) if retention deleted messages before their delivery to a group.
-
-Computes the progress of groups and the latency of messages, from messages, deliveries and progress. DataFrames in, figures out.
 """
 
 from __future__ import annotations

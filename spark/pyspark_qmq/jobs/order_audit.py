@@ -1,4 +1,5 @@
-"""Checks for each key that the log has the order of sending, across all versions of the route, and prints counterexamples.
+"""Checks for each key that the log has the order of sending, across all versions of the route, and reports counterexamples in words: the
+two messages, their locations, producers and times, and the route changes between them.
 
 The log is read up to its end at the start of the job, together with the routes of that time, so messages written meanwhile have no effect.
 order_checks.py and order_keys.py describe the checks and what each of them proves; in short:
@@ -10,11 +11,6 @@ Exit status 1 (findings) if there is a violation. Replays (docs/ORDERING.md, "Du
 targets that seem to overtake their source according to two masters' clocks are reported as facts.
 
 The job keeps about 200 bytes per message in Spark's storage, on disk if memory is not sufficient.
-
-Describes a violation of order in words: the two messages, their locations, producers and times, and the route changes between them.
-Pure.
-
-The report of an order audit: from findings, by subject, to a headline, tables, plots and counterexamples.
 """
 
 from __future__ import annotations

@@ -6,12 +6,10 @@ An audit without findings proves, for the messages that were read:
   partition that has its key; repeated messages are in the order of their ids, and duplicates are in-order replays;
 * by the number or time given by `by` (order_keys.py): for each key, across all partitions and versions, log order is sending order.
 
-Checks that each message has the logical partition of its key.
+*The logical partition of each key.* Spark has no CRC-32C function, so the driver hashes each distinct key, up to a limit. Beyond the limit,
+a key with two logical partitions is still found by comparing its messages with each other.
 
-Spark has no CRC-32C function, so the driver hashes each distinct key, up to a limit. Beyond the limit, a key with two logical partitions is
-still found by comparing its messages with each other.
-
-The checks of an order audit within each partition, exact and without clocks: producer, batch, and position in the batch.
+*Within each partition*, exactly and without clocks, by producer, batch, and position in the batch:
 
 * A producer numbers its batches to a partition from 0 without gaps, and a broker accepts number n only after n - 1, or as the first batch
   of a newer session (docs/adr/0010). So within a session, (batch, position) advances by one step per message. The first stored message may
@@ -22,25 +20,21 @@ The checks of an order audit within each partition, exact and without clocks: pr
 
 Bent messages (best-effort order) are in another partition on purpose, and carry a logical partition of that partition.
 
-Checks messages that are stored more than once: in-order replays are allowed, other repetitions are violations.
-
-docs/ORDERING.md, "Duplicates": a producer whose partition was fenced before it answered sends messages that may be stored there again to
-the next partition, under the same ids, together with all later messages in flight. So for a key and its first producer, the log goes back
-to an earlier message and continues from there one by one, without skipping a message.
+*Messages that are stored more than once*: in-order replays are allowed, other repetitions are violations (docs/ORDERING.md, "Duplicates").
+A producer whose partition was fenced before it answered sends messages that may be stored there again to the next partition, under the same
+ids, together with all later messages in flight. So for a key and its first producer, the log goes back to an earlier message and continues
+from there one by one, without skipping a message.
 
     7 8 9 | 8 9 10      a replay of two
     7 8 9 | 8 10        broken: 9 is not repeated before 10
     7 8 8               stored twice in one partition, where the broker should have recognised the duplicate
     7 8 9 | 8           unfinished: 9 was given up (its sender got an unknown outcome) or will follow. Counted, but not a violation
 
-The checks of an order audit for whole partitions: their size, and whether targets waited for their sources. Mostly pure.
+*Whole partitions*: their size, and whether targets waited for their sources. A target takes messages only after its sources are sealed. If
+both are on one broker group, they are in one log, and entry numbers decide exactly. On two broker groups, only the masters' clocks can be
+compared; the result is reported as a fact, not as a violation.
 
-A target takes messages only after its sources are sealed. If both are on one broker group, they are in one log, and entry numbers decide
-exactly. On two broker groups, only the masters' clocks can be compared; the result is reported as a fact, not as a violation.
-
-Prepares the rows of an order audit: messages of one subject, joined with the routes' data about their partitions.
-
-`--by` selects the source of the sending order:
+The rows are messages of one subject, joined with the routes' data about their partitions. `--by` selects the source of the sending order:
 
     create_time    milliseconds since 1970 at which the message was passed to its producer
     header:NAME    an integer, as text, in a header that the application increments for each key

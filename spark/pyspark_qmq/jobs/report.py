@@ -1,15 +1,11 @@
-"""A job's report: values, and their output formats.
+"""A job's report and its plots: values, and their output formats.
 
 A job makes one `Report`, which has four outputs: text for a terminal, a self-contained HTML page (no network, no scripts), JSON for
 programs, and Parquet for further queries. User data (names, keys, tags, bodies) is never treated as markup: all text on the page is escaped
 by Jinja or matplotlib.
 
-The data of a plot in a report; `report.py` draws it.
-
-Draws plots as SVG for embedding in a page: without network or display, and with the same bytes for the same plot.
-
-Text stays text, so that people can search and copy it. Names come from users: matplotlib escapes them, and its mathematical notation is
-turned off for them.
+Plots are drawn as SVG for embedding in a page: without network or display, and with the same bytes for the same plot. Text stays text, so
+that people can search and copy it. Names come from users: matplotlib escapes them, and its mathematical notation is turned off for them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""Catalogs of Iceberg tables, by PyIceberg.
-
-The columns of a subject's table, and the name of the table. Pure.
-
-The folder of a table's data files. Unlike PyIceberg's own storage, the value can be pickled for other processes.
+"""Catalogs of Iceberg tables, by PyIceberg; the name and the columns of a subject's table; and the folder of a table's data files, a value
+that can be pickled for other processes, unlike PyIceberg's own storage.
 """
 
 from __future__ import annotations

@@ -3,12 +3,10 @@
 A row group is not read if its Parquet statistics show that it has no wanted partition, sequence, time or key. Tags are compared after
 reading.
 
-Converts rows of older files to the table's current columns: fields that were added later are null, and types may be wider. Pure.
+Rows of older files get the table's current columns: fields that were added later are null, and types may be wider. PyIceberg's own reader
+is not used where rows are written again, because it reads a null list of structs as an empty list (iceberg-python issue 3833).
 
-PyIceberg's own reader is not used where rows are written again, because it reads a null list of structs as an empty list (iceberg-python
-issue 3833).
-
-Tasks that read a table's files: which files, which part of them, which rows. Pure.
+Tasks say which files are read, which part of them, and which rows:
 
 * A task has either one partition of an ordered subject, or queues of a subject without order: a task never mixes partitions.
 * A file whose bounds say that it has no wanted row is not read.

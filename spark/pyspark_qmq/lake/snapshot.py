@@ -1,9 +1,8 @@
-"""What the lake has of a subject at one snapshot of its table: the positions and the files are read from the same metadata.
+"""What the lake has of a subject at one snapshot of its table, and what a read of lake and log together takes from each. The positions and
+the files are read from the same metadata.
 
 In a typed lake a message is either in the subject's table or in the table of rejected messages. The rejected messages of the last round may
 not be in their table yet; then the subject's table names their files.
-
-Which messages a read takes from the lake, and which from the log. Pure.
 
 A table has sequences `first` to `end` - 1 of a queue: it is complete from `first` on, and `end` is its position. The log has the
 messages that retention has left. A read takes what the table has from the table, and the rest from the log:

@@ -3,8 +3,6 @@
 A commit requires that the current snapshot is the one that `positions` were read from. PyIceberg must not repeat a refused commit on
 another snapshot: two writers would both add the same messages. So each table has `commit.retry.num-retries` 0, and opening a table sets it.
 
-How far a table has each queue of its subject. Pure.
-
 A position is the sequence after the last message of a queue that the table has. The positions of all queues are a property of the snapshot
 that added the files, so both change in one commit. Other tools (such as compaction by Spark) make snapshots without the property: then the
 property of the nearest ancestor that has one counts. If no such ancestor is left, the table's own property counts, which each commit also

@@ -1,16 +1,13 @@
 """Typed tables: their columns follow the subjects' schemas, and each has a second table for its rejected messages.
 
-A typed table's column follows the subject's schema, by Iceberg's rules.
+A column follows the subject's schema by Iceberg's rules. A new field is added, int becomes long, float becomes double. A field that the
+schema no longer has stays, and is null in new rows. A field that is narrower in the schema than in the table keeps the table's type. Every
+other change is refused, because existing rows have the old type.
 
-A new field is added, int becomes long, float becomes double. A field that the schema no longer has stays, and is null in new rows. A field
-that is narrower in the schema than in the table keeps the table's type. Every other change is refused, because existing rows have the old
-type.
-
-Adds rejected messages to their table exactly once, although two tables cannot change in one commit.
-
-The files are written first. The commit that moves the subject's table past their messages also sets the table's property `qmq.rejected`,
-which names the files. Then the files are added to the table of rejected messages, whose property `qmq.round` names the last round that it
-has. A writer does the second step before it commits the next round, so at most one round is missing there, and any writer can add it.
+Rejected messages are added to their table exactly once, although two tables cannot change in one commit. The files are written first. The
+commit that moves the subject's table past their messages also sets the table's property `qmq.rejected`, which names the files. Then the
+files are added to the table of rejected messages, whose property `qmq.round` names the last round that it has. A writer does the second
+step before it commits the next round, so at most one round is missing there, and any writer can add it.
 
 A writer reads the rejected table first, then the subject's table. Its commit requires that the rejected table has not changed
 since, so a round that another process added in between is not added again.

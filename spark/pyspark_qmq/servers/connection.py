@@ -6,10 +6,9 @@ Rules:
 * A payload is received into its own memory, which is never overwritten, so views into it stay valid.
 * A connection that failed is closed for good. The outcome of its unanswered requests is unknown.
 
-A TLS connection on which one thread sends while another one receives.
-
-Python's `ssl.SSLSocket` (before 3.13) must not be used by two threads at the same time, and a thread waiting in `recv` would block the
-sender. So the socket is non-blocking: each OpenSSL call holds a lock, and threads wait without the lock.
+Over TLS, too, one thread may send while another one receives. Python's `ssl.SSLSocket` (before 3.13) must not be used by two threads at the
+same time, and a thread waiting in `recv` would block the sender. So the socket is non-blocking: each OpenSSL call holds a lock, and threads
+wait without the lock.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Blocking calls to metaservers: asks one after another until one answers or `retry_ms` has passed.
+"""Blocking calls to metaservers: asks one after another until one answers or `retry_ms` has passed. Operations whose failure may be
+temporary are repeated so, too: another metaserver, a new master.
 
-Retries of operations whose failure may be temporary: another metaserver, a new master.
-
-The token with which Spark's driver and executors authenticate, taken from the environment (docs/ACCESS.md).
-
-Set it for executors with `spark.executorEnv.QMQ_TOKEN_FILE`: Spark's UI shows the file's name, but not the token.
+Spark's driver and executors authenticate with a token from the environment (docs/ACCESS.md). Set it for executors with
+`spark.executorEnv.QMQ_TOKEN_FILE`: Spark's UI shows the file's name, but not the token.
 """
 
 from __future__ import annotations

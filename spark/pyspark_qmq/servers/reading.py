@@ -1,22 +1,21 @@
-"""Reads a piece of a queue request by request, and follows changes of the broker group's master.
+"""Reads from the masters of broker groups, and follows their changes: a piece of a queue, or the committed action log.
 
-Rules:
+A piece is read request by request:
+
 * The next request is sent as soon as the head of an answer has arrived, which names the next position. While this answer's batches arrive
   and are processed, the broker prepares the next ones.
 * After any failure of a connection, reading continues after the last yielded batch, at the current master.
 * The retry time counts from the last answer.
 
-Finds the current master of a broker group and keeps connections to it: thin I/O around `qmq.client.metadata.cache.RouteBook`.
+The current master of a broker group, and connections to it, by `qmq.client.metadata.cache.RouteBook`:
 
-Rules:
 * One user at a time has a connection, and returns it if no request is in flight.
 * If a master redirects or cannot be reached, metaservers are asked repeatedly for the master until one serves the group or `retry_ms` has
   passed.
 * A broker that does not know a subject known to a metaserver is treated as unreachable, because its view is behind.
 
-Reads the committed action log of a broker group from its master, for reports about lag and latency.
-
-It makes a few reads of some MiB over the control port: action logs are small, and reports are not urgent.
+The action log is for reports about lag and latency. It is read by a few requests of some MiB over the control port: action logs are small,
+and reports are not urgent.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 A process caches the cluster by address for as long as it runs, so that a stream with a task every second does not reconnect each time.
 
-Finds the rows of a writer's epoch that a queue already has: FIND lists the batches of its producer id, FETCH reads them.
+To find the rows of a writer's epoch that a queue already has, FIND lists the batches of its producer id, and FETCH reads them:
 
-Rules:
 * Usually there are no such rows, and one request for the newest batch shows it.
 * For unordered subjects, numbers tell which rows are stored. In a partition, the newest batch is read, then older ones as long as they are
   of this epoch.
@@ -12,10 +11,9 @@ Rules:
   that a sink may lack, to browse the subject: then the rows are not compared.
 * A closed partition must be sealed *before* the lookup, so that no row is added after it.
 
-Sends batches over one connection to a broker group from the task's thread; another thread of the connection receives the answers.
-
-So requests to all broker groups are in flight together, and a slow broker does not delay the others. The thread receives only while an
-answer is expected (an idle connection must not time out), and puts each answer into `events`.
+Batches are sent over one connection to a broker group from the task's thread; another thread of the connection receives the answers. So
+requests to all broker groups are in flight together, and a slow broker does not delay the others. The thread receives only while an answer
+is expected (an idle connection must not time out), and puts each answer into `events`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The options of a write. Pure.
+"""The options and the columns of a write, checked when it is planned. Pure.
 
 | option | |
 |---|---|
@@ -16,7 +16,7 @@ With `qmq.txnId`, a row is identified by its position: a batch write needs a det
 split its source into the same epochs again. In `foreachBatch`, where each epoch is a batch write, use a name per epoch, such as
 `name-EPOCH`.
 
-Maps the columns of a DataFrame to the parts of a message, and checks them when a write is planned. Pure.
+The columns of a DataFrame become the parts of a message:
 
 | column | type | |
 |---|---|---|

@@ -1,13 +1,13 @@
-"""Loads and packets: the rows of a chunk for one subject, and for one queue. Pure.
+"""How a task's rows are cut: into chunks, loads (the rows of a chunk for one subject) and packets (for one queue); and the packets in
+flight. Pure.
 
-chunk  1 ── n  load (a subject, immediate or delayed)  1 ── n  packet (a queue, one batch)
+    chunk  1 ── n  load (a subject, immediate or delayed)  1 ── n  packet (a queue, one batch)
 
-Splits a task's rows into chunks at positions that depend only on the rows. Pure.
+Where a chunk ends depends only on the rows. A chunk ends before the row that would exceed the number of rows, `CHUNK_BYTES` (a larger row
+is alone), or the range of create times that a batch can store. So two attempts with the same rows make the same chunks, however Spark
+splits its record batches.
 
-A chunk ends before the row that would exceed the number of rows, `CHUNK_BYTES` (a larger row is alone), or the range of create times that a
-batch can store. So two attempts with the same rows make the same chunks, however Spark splits its record batches.
-
-The packets in flight to one queue: an in-flight window (qmq/delivery/window.py) of numbered packets. Pure.
+The packets in flight to one queue are an in-flight window (qmq/delivery/window.py) of numbered packets:
 
     flight ──stored──▶ gone
       │ ordered partition: OutOfSequence although every earlier packet is stored, or NumberTaken: look the queue up again

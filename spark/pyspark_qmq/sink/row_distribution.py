@@ -1,4 +1,7 @@
-"""The base of `BalancedRows` and `PartitionedRows`: packets in flight to each queue, and pauses after failed lookups. Pure.
+"""Distributes rows over queues: `BalancedRows` for an unordered subject and all delayed rows, `PartitionedRows` for an ordered subject.
+Pure.
+
+Their base has the packets in flight to each queue, and pauses after failed lookups.
 
 A row that an earlier attempt stored must be the same row in this attempt: rows are known by their number in the task, so if Spark repeats
 an epoch with other tasks or in another order, a row that is taken for stored would be lost. So each row that is found stored is compared,
@@ -9,10 +12,8 @@ others, its query continues from an older copy of its checkpoint, and later epoc
 
 An unreachable metaserver or broker is asked again after growing pauses; after `retry_s` the task fails.
 
-Distributes an unordered subject's rows over its broker groups, and all delayed rows over the delay groups. Pure.
-
-It does not use `Balancer` (qmq/delivery/balancer.py), which takes turns: attempts of one task may run concurrently and must choose the same
-groups.
+`BalancedRows` distributes an unordered subject's rows over its broker groups, and all delayed rows over the delay groups. It does not use
+`Balancer` (qmq/delivery/balancer.py), which takes turns: attempts of one task may run concurrently and must choose the same groups.
 
 Rules:
 * Before the first send, every broker group that may have rows of the subject is looked up. A batch's number gives its first row
@@ -26,10 +27,8 @@ Rules:
 Not guaranteed: exactly one copy if an operator drains and resumes a broker group, or places the subject on other groups, between the sends
 of two attempts that run at the same time, or that ask metaservers of which one is behind.
 
-Distributes an ordered subject's rows over its partitions, across splits, merges and moves. Pure.
-
-This module does not use `Partitioner` (qmq/delivery/partitioner.py): attempts of one task may run at the same time, so all of them must
-make the same batches.
+`PartitionedRows` distributes an ordered subject's rows over its partitions, across splits, merges and moves. It does not use `Partitioner`
+(qmq/delivery/partitioner.py): attempts of one task may run at the same time, so all of them must make the same batches.
 
     put ──▶ waiting ──cut by the newest route──▶ windows, one for each partition ──▶ stored
                ▲                                     │ the partition is closed

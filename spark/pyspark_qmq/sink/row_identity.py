@@ -1,4 +1,4 @@
-"""The identity of rows and batches: the same for every attempt on every machine. Pure.
+"""The identity of rows and batches, the same for every attempt on every machine; and the checks of rows. Pure.
 
     writer        (name, Spark partition): the name is the query's id, the job's, or the user's (`qmq.txnId`)
     row           (writer, epoch, row number): 8 bytes of a hash of the writer, the epoch and the row number, big endian: the message id
@@ -13,9 +13,8 @@ The numbering of batches depends on the queue:
 
 Rows with their own ids do not reveal their epoch, so on an ordered subject each epoch then has its own producer id.
 
-Validates rows as whole columns before batches are made, so that an error names its row. Pure.
-
-Brokers check again, but they refuse whole batches, and the row is then hard to find.
+Rows are checked as whole columns before batches are made, so that an error names its row. Brokers check again, but they refuse whole
+batches, and the row is then hard to find.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Sends a lane's verdicts to the master: gathers them, sends one request at a time, and lets callers wait. `lane.py` provides the
 verdicts.
 
-When the lanes of one consumer send their verdicts: all of them together, so that the broker gets one write for all, handles it in one
-turn, and writes one entry to its log.
+The lanes of one consumer send their verdicts together, so that the broker gets one write for all, handles it in one turn, and writes one
+entry to its log.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Chooses the message that a consumer hands out next, over all its lanes, from the order of keys (`keys.py`) and the state of each
-lane
-(`lane.py`). Pure: time is a parameter.
+"""Chooses what a consumer hands out next, over all its lanes: a message, or a slice for one that reads in bulk. Pure: time is a parameter.
 
-Rules:
+Single messages are chosen by the order of keys and the state of each lane (`lane.py`):
+
 * A key is in work from the moment one of its messages is handed out until that message is finished. A failed message keeps its key in work
   through all its pauses: no later message of the key overtakes it.
 * Messages to be retried go before all others.
@@ -10,10 +9,9 @@ Rules:
   paused, or cut off, must not hand out messages that another consumer may have by now. Messages that are already handed out are protected
   by the fencing token.
 
-Chooses the next message so that each key's messages are worked on in order, and different keys at the same time. Pure.
-
-A key has a queue of messages, and at most one message *in work*: the next one waits until that one is `finished`. Keys take turns: after
-each message a key goes behind all other ready keys, so that a key with many messages does not delay others.
+`KeyQueue` has each key's messages worked on in order, and different keys at the same time. A key has a queue of messages, and at most one
+message *in work*: the next one waits until that one is `finished`. Keys take turns: after each message a key goes behind all other ready
+keys, so that a key with many messages does not delay others.
 
 One `KeyQueue` serves all lanes of a consumer. A lane may be lost while a handler works on one of its messages, and be assigned again, or
 its keys may return in another lane after a route change: then no second handler may start for the same key.
@@ -23,10 +21,8 @@ message in work stays in work until it is finished.
 
 Worked example: lines a: 1, 3 and b: 2. next gives 1 (of a), then 2 (of b), then nothing. finished(b), finished(a): next gives 3.
 
-Chooses what a consumer that reads in bulk hands out next, over all its lanes. Pure: time is a parameter. `keys.py` chooses
-single messages.
+For a consumer that reads in bulk:
 
-Rules:
 * At most one slice of a lane is handed out, and no other slice with the same logical partitions, from any lane: a lane may be lost while a
   slice is handed out, and its keys return in another lane. Slices that cannot share a key are handed out at the same time.
 * Lanes take turns. A failed slice comes first in its lane, and the lane hands out nothing until the slice may be retried, nor while its

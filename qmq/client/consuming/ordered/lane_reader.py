@@ -1,9 +1,10 @@
-"""Reads one lane from the current master of its broker group. Thin: `lane.py` decides.
+"""Reads one lane from the current master of its broker group, and holds the messages of a consumer's lanes that the application has not
+finished. Thin: `lane.py` decides.
 
-It keeps a session with the master (`qmq/client/consuming/session.py`), a pull under way, and at most one LANE_SETTLE (`acks.py`). After a
-broken connection, or at a new master, the reader attaches with the token that it was granted, and keeps its messages. If the token is no
-longer valid (the lease ended, an operator moved the group, another consumer has the range), the broker grants another token or none, and
-all held messages are void.
+A reader keeps a session with the master (`qmq/client/consuming/session.py`), a pull under way, and at most one LANE_SETTLE (`acks.py`).
+After a broken connection, or at a new master, the reader attaches with the token that it was granted, and keeps its messages. If the token
+is no longer valid (the lease ended, an operator moved the group, another consumer has the range), the broker grants another token or none,
+and all held messages are void.
 
 Answers of the broker:
 
@@ -13,11 +14,8 @@ Answers of the broker:
     NotMaster                                   the same, at the new master
     MessagesExpired, LogDamaged, CorruptBatch   report to the application
 
-The messages of a consumer's lanes that the application has not finished, and the tasks that wait for messages. Lane readers put messages
-in, the consumer takes them out, and messages give their verdicts here.
-
-When the pulls of a consumer's lanes are written: those of several lanes together, so that the broker answers them in one turn and by
-one write.
+Lane readers put messages in, the consumer and the tasks that wait take them out, and messages give their verdicts here. The pulls of
+several lanes are written together, so that the broker answers them in one turn and by one write.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Registers a consumer with the metaservers and follows its assignment of lanes, by long polls at any metaserver.
+"""A consumer's part in its group, by long polls at any metaserver: it registers, and follows its assignment of lanes. And a producer's load
+at a broker group.
 
-    SyncMember(generation that we know) ──▶ another assignment, or the same one after a while ──▶ ask again immediately SyncMember(finished
-    lanes), beside it  ──▶ the group may advance; its answer is an assignment like any other
+    SyncMember(generation that we know) ──▶ another assignment, or the same one after a while ──▶ ask again immediately
+    SyncMember(finished lanes), beside it ──▶ the group may advance; its answer is an assignment like any other
 
 Rules:
 * The consumer polls well within its lease. If a metaserver cannot be reached or hangs, the consumer asks the next one; reading continues
@@ -12,10 +13,9 @@ Rules:
   done its part.
 * The consumer never looks for the next partition itself: metaservers decide when a version opens, one step at a time.
 
-What one ordered producer has unanswered at one broker group. Pure.
-
-The partitions of a group are written by one broker to one log, so a producer that keeps that broker busy gains nothing by sending small
-batches to each partition in turn. Up to `messages_light` messages and `bytes_light` bytes the group counts as lightly loaded.
+`GroupLoad` is what one ordered producer has unanswered at one broker group. The partitions of a group are written by one broker to one log,
+so a producer that keeps that broker busy gains nothing by sending small batches to each partition in turn. Up to `messages_light` messages
+and `bytes_light` bytes the group counts as lightly loaded.
 """
 
 from __future__ import annotations

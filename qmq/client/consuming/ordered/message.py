@@ -1,6 +1,5 @@
-"""The messages that an ordered consumer hands out, with their lane and their verdicts.
-
-The messages that an ordered consumer hands out in bulk: consecutive messages of one lane, in its order, with one verdict.
+"""The messages that an ordered consumer hands out, with their lane and their verdicts: one by one, or in bulk: consecutive messages of one
+lane, in its order, with one verdict.
 
 A *run* has the delivered messages of one batch, and the cell by which they are settled (`lane.py`). `OrderedMessages` holds runs of
 one lane. Message objects are made only if the application iterates.

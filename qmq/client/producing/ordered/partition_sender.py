@@ -1,11 +1,8 @@
-"""The connection of a stream to its partition's broker group.
-
-The open batch of one stream of an ordered producer, and the cache from key to logical partition.
+"""What an ordered producer has for each stream: the connection to the partition's broker group, and the open batch; and its cache from key
+to logical partition. There is only one open batch while no route is known.
 
 A message costs three appends and an addition; keys are encoded when the batch is closed. The cache holds numbers only: with many keys,
 memory accesses dominate, and encoding a key again is cheaper than fetching its bytes.
-
-The open batches of an ordered producer: one for each stream, and only one while no route is known.
 """
 
 from __future__ import annotations

@@ -6,17 +6,15 @@
 
 The ordered producer works as the unordered one does (`qmq/client/producing/producer.py`), with one open batch for each partition. A batch
 leaves when it is full, or when no other batch is on its way to its partition. While the broker group has much to answer, a batch that no
-caller awaits gathers messages for `gather_s` (`ClientTiming`): otherwise batches to eight partitions would be an eighth as long as to
-one. docs/ORDERING.md has the guarantees; `stream.py` and `stream.py` are the pure cores that keep them, `producer.py` does the I/O,
-`partition_sender.py` has the open batches, and this file the public class.
+caller awaits gathers messages for `gather_s` (`ClientTiming`): otherwise batches to eight partitions would be an eighth as long as to one.
+docs/ORDERING.md has the guarantees; `stream.py` has the pure cores that keep them, `partition_sender.py` the open batches, and this file
+the public class and the I/O.
 
 A message that is not stored within `delivery_timeout` fails, and with it all messages that wait behind it in its partition: no message is
 stored after one that was skipped. Messages sent later are unaffected. Only an invalid message fails alone.
 
-Runs the streams of one ordered producer: follows the newest route, passes batches to their streams, cuts the batches of settled streams
-again.
+The streams follow the newest route: batches are passed to their streams, and those of settled streams are cut again.
 
-Rules:
 * Until the first route is known, batches wait in a stream without a partition (`_unrouted`); they are cut when the route is known.
 * The producer asks for the route when a partition answers that it is sealed (repeatedly, with the locator's pauses, until the route is
   newer), when a metaserver pushes, and when a broker group does not answer.

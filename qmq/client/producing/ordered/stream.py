@@ -1,5 +1,7 @@
-"""A stream sends one producer's batches to one physical partition in order: an in-flight window (qmq/delivery/window.py) with numbered
-batches. Pure.
+"""The pure cores of an ordered producer: streams, and the partitioner that cuts batches for them.
+
+A stream sends one producer's batches to one physical partition in order: an in-flight window (qmq/delivery/window.py) with numbered
+batches.
 
     waiting ──numbered──▶ flight ──stored──▶ decided
        ▲                    │ refused, unknown: sent again from there on, in order, here
@@ -22,10 +24,9 @@ Worked example: 7, 8 and 9 are in flight when the partition is sealed behind 7. 
 route lacks the partition; 8 is certainly not stored, so the stream is settled, and 8 and 9 are cut by the new route. Had the answer to 8
 been lost, 8 would be sent once more: the sealed partition refuses it, and so settles the fate of 9 too.
 
-The partitioner of an ordered producer: it cuts the batches of settled streams by the newest route (`qmq/delivery/partitioner.py`). Pure.
-
-With best-effort order (`bend`), batches that wait for a broker group in trouble go to a healthy partition: they get a logical partition of
-that one's range, and are marked *bent*. If they are cut again, they go where their keys belong.
+The partitioner cuts the batches of settled streams by the newest route (`qmq/delivery/partitioner.py`). With best-effort order (`bend`),
+batches that wait for a broker group in trouble go to a healthy partition: they get a logical partition of that one's range, and are marked
+*bent*. If they are cut again, they go where their keys belong.
 """
 
 from __future__ import annotations
