@@ -1,5 +1,5 @@
 """The broker of one node: takes, stores and hands out messages.
 
-`produce_checks` checks what producers send, `pull_results` decides what a consumer gets next, `sessions` has the consumers, `broker` runs
-the turns that tie them to the store, `connection` and `data_server` are the sockets.
+`produce_checks` checks what producers send, `dispatch/` and `lanes/` have the consumers and decide what they get next, `reading/` serves
+readers without a group, `broker` runs the turns that tie them to the store, and `connection/` has the sockets.
 """

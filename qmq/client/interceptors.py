@@ -30,7 +30,7 @@ Rules:
   failed. Verdicts that are sent again are another request.
 * Messages that QMQ sends again (a retry through a delay group, a replay) keep their headers and are not intercepted.
 
-Without interceptors none of this code runs: see `intercepted.py` and `intercepted.py`.
+Without interceptors none of this code runs: see `intercepted.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The trail of one message: what the groups of its queue did with the message, by the action log. Pure: actions in, events out.
+"""The trail of one message: what the groups of its queue, or of its lanes, did with it, by the action log. Pure: actions in, events out.
 
 A trail uses a share (qmq/log/group_state.py) that keeps this one message only, and takes the message's events from it. So the work for an
 action does not grow with the group's state, and the trail's state fits into a cursor. A trail begins with the snapshot at the beginning
@@ -6,10 +6,9 @@ of a segment, or with a new group.
 
 The events' kinds are those of `group_state.py`, and `forget`.
 
-The trail of one message of an ordered subject: like `history.py`, for lanes. Pure: actions in, events out.
-
-Lanes record finished messages, not deliveries. So the events are: `grant` (a consumer got the lane, and reads on from its position),
-`done`, `nack` (the message failed for the `attempt`-th time), `park` (parked with its key), `replay`, `drop`, `reset`, `skip`.
+On an ordered subject lanes record finished messages, not deliveries. So the events are: `grant` (a consumer got the lane, and reads on from
+its position), `done`, `nack` (the message failed for the `attempt`-th time), `park` (parked with its key), `replay`, `drop`, `reset`,
+`skip`.
 """
 
 from __future__ import annotations

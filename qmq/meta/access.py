@@ -1,6 +1,6 @@
 """Administration of access: rules, roles, tokens, quotas and the mode. Each change is one compare-and-swap in the coordination store.
 
-The administrator of a namespace changes records below its prefix (`rpc_operations` says what a request needs).
+The administrator of a namespace changes records below its prefix (qmq/rpc/operations.py says what a request needs).
 
 A caller cannot lock itself out: the service refuses a change of a rule, a role or the mode after which the caller could not make the same
 change. Principals named by `--admins` always have `administer`; while the mode is `off`, every caller has it.

@@ -1,4 +1,4 @@
-"""The metaserver's gRPC service: requests in, answers or typed errors out. `cluster_catalog` decides; `broker_calls` calls brokers.
+"""The metaserver's gRPC service: requests in, answers or typed errors out. `catalog` decides; `calls` calls brokers.
 
 Queries about messages go to the masters of all groups that may have some of the subject. If the answer would be wrong without a group, the
 call fails with the name of the missing group. A found message is returned even if other groups are silent. Descriptions for people leave

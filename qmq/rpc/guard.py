@@ -1,6 +1,6 @@
 """Authorises each call of a gRPC server: an interceptor.
 
-`rpc_operations` says what a request needs. The caller is identified by the call's token, or else by the connection's certificate. Changes
+`operations.py` says what a request needs. The caller is identified by the call's token, or else by the connection's certificate. Changes
 and refusals go to the audit log.
 """
 

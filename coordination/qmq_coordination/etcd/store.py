@@ -204,7 +204,7 @@ class EtcdStore:
             return EtcdMember(endpoint.address)
 
     async def protect(self, user: str, member: str, prefix: str) -> None:
-        """Turn on etcd's access control for users that certificates name: see etcd_users. Afterwards only `root` may do this."""
+        """Turn on etcd's access control for users that certificates name: see users.py. Afterwards only `root` may do this."""
         await protect(self._calls, user, member, *self._converter.span(prefix, is_prefix=True))
 
     async def close(self) -> None:

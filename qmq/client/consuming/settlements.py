@@ -181,7 +181,7 @@ class SettleRequest:
         return lost
 
 
-with suppress(ImportError):  # Windows has no fcntl, and so no spool: see `state_folder.store_of`
+with suppress(ImportError):  # Windows has no fcntl, and so no spool: see `store_of`
     import fcntl
 
 log = logging.getLogger("qmq.client")

@@ -109,7 +109,7 @@ def _wrong(keys: pa.Table, logical_partitions: int) -> list[tuple[bytes, int]]:
 
 
 def check_partitions(rows: DataFrame, *, needs_number: bool) -> DataFrame:
-    """The violations within partitions. `rows`: the result of `order_rows.prepare`."""
+    """The violations within partitions. `rows`: the result of `prepare`."""
     queue = Window.partitionBy("partition", "broker_group").orderBy("sequence")
     stream = Window.partitionBy("partition", "broker_group", "producer_id").orderBy("sequence")
     seen = (

@@ -59,7 +59,7 @@ class RowChunk:
 
 
 def cut(batches: Iterable[pa.RecordBatch], fields: Fields, rows_max: int) -> Iterator[RowChunk]:
-    """Yields chunks. Raises InvalidArgument or MessageTooLarge (`row_checks.check`) before the chunk with the invalid row."""
+    """Yields chunks. Raises InvalidArgument or MessageTooLarge (`row_identity.check`) before the chunk with the invalid row."""
     cutter = Cutter(fields, rows_max)
     for batch in batches:
         if batch.num_rows:
