@@ -1,8 +1,5 @@
-"""The gateway's server and its background tasks. A gateway stores nothing on disk, so you can run as many as needed.
-
-TLS at the gateway's port.
-
-The metrics of a gateway. docs/reference/metrics.md has the table.
+"""The gateway's server with its background tasks, TLS at its port, and its metrics (docs/reference/metrics.md has the table). A gateway
+stores nothing on disk, so you can run as many as needed.
 """
 
 from __future__ import annotations
