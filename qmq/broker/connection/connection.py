@@ -303,15 +303,15 @@ class DataConnection(Flushable):
 
     # --- requests ------------------------------------------------------------------------------------------------------
 
-    def _produce(self, each: Frame, *, is_fast: bool = False, awaits_flush: bool = False) -> None:
+    def _produce(self, each: Frame) -> None:
         size = HEADER_BYTES + len(each.payload)
         self._flow.began(each.request_id, size)
         took = self._broker.produce(
             self,
             each.request_id,
             each.payload,
-            is_fast=is_fast,
-            awaits_flush=awaits_flush,
+            is_fast=each.kind == FrameKind.PRODUCE_FAST,
+            awaits_flush=each.kind == FrameKind.PRODUCE_FLUSHED,
             find_queue=self._find_queue,
             admit=self.access.require_producers if self._broker.access.is_enforced else None,
         )
@@ -325,12 +325,6 @@ class DataConnection(Flushable):
         """The part that serves consumers. Raises NotMaster."""
         self._broker.require_consumption()
         return self._broker.dispatch
-
-    def _produce_fast(self, each: Frame) -> None:
-        self._produce(each, is_fast=True)
-
-    def _produce_flushed(self, each: Frame) -> None:
-        self._produce(each, awaits_flush=True)
 
     def _pull(self, each: Frame) -> None:
         self._consuming().pull(self, each.request_id, wire.unpack_pull(each.payload), each.deadline_ms)
@@ -499,8 +493,8 @@ _ACTING: Final = frozenset(
 """Requests that add actions. Heartbeats add none, and those of DETACH are bounded by the sessions."""
 HANDLERS: Final[dict[int, Callable[[DataConnection, Frame], None]]] = {
     FrameKind.PRODUCE: DataConnection._produce,
-    FrameKind.PRODUCE_FAST: DataConnection._produce_fast,
-    FrameKind.PRODUCE_FLUSHED: DataConnection._produce_flushed,
+    FrameKind.PRODUCE_FAST: DataConnection._produce,
+    FrameKind.PRODUCE_FLUSHED: DataConnection._produce,
     FrameKind.PULL: DataConnection._pull,
     FrameKind.SETTLE: DataConnection._settle,
     FrameKind.BEGUN: DataConnection._begun,
