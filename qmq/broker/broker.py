@@ -168,9 +168,9 @@ class Broker:
             subjects=self.subjects,
         )
         self.produces = StagedProduces(
-            parts, self.committer, admit_first=self._admit_first, may_write=self._may_write, tell_written=self._appended
+            parts, self.committer, admit_first=self._admit_first, may_write=self._may_write, tell_written=self._written
         )
-        self.own_writes = OwnWrites(parts, self._appended)
+        self.own_writes = OwnWrites(parts, self._written)
         self.dispatch = Dispatch(parts, DeadLetterWriter(parts, self.own_writes.append))
         self.lanes = Lanes(parts, self.routing)
         self.fetching = Fetching(parts, self)
@@ -325,12 +325,6 @@ class Broker:
         self.store.act(action)
         self.schedule()
 
-    def _appended(self, queues: list[Queue]) -> None:
-        """Messages are appended to these queues."""
-        if self.store.commits_at_once:
-            self._wake_queues(queues)
-        self._written(self.store.index)
-
     async def committed(self) -> None:
         """Returns when everything done so far is committed. Raises NotMaster if this replica will not learn that."""
         waiter: asyncio.Future[None] = self.loop.create_future()
@@ -388,7 +382,7 @@ class Broker:
         self.responses.written(self.store.index)
         if self.dispatch.dead_letters.fresh:
             self.dispatch.dead_letters.written(self.store.index)
-        self._written(self.store.index)
+        self._written([])
 
     def begin_checkpoint(self) -> CheckpointPlan | None:
         """Capture all derived state. A frame may have changed it since the last turn: that is written to the log first.
@@ -403,10 +397,16 @@ class Broker:
             self._actions_written()
         return plan
 
-    def _written(self, index: int) -> None:
-        """Tell the committer. If the index is committed already (a batch was sent twice), answers are released all the same."""
-        is_committed = index <= self.store.committed_index
-        if not is_committed and not self.store.commits_at_once:
+    def _written(self, queues: list[Queue]) -> None:
+        """Messages to these queues, or actions, are in the log: tell the committer. If they are committed already (a batch was sent twice),
+        answers are released all the same.
+        """
+        store = self.store
+        if queues and store.commits_at_once:
+            self._wake_queues(queues)
+        index = store.index
+        is_committed = index <= store.committed_index
+        if not is_committed and not store.commits_at_once:
             self.counters.wrote(index)
         self.committer.written(index)
         if is_committed:
