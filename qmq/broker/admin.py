@@ -227,7 +227,7 @@ class BrokerAdmin:
         found = [queue.next_sequence - queue.start_sequence for queue in queues]
         for queue, messages in zip(queues, found, strict=True):
             if messages:
-                broker.own_writes.purge(queue)
+                broker.purge(queue)
                 log.info("%s is purged of %d messages", queue.id, messages)
             self._move_behind(queue)
         broker.schedule()

@@ -55,7 +55,7 @@ class LaneAdmin:
         """Close a partition and return the sequence of its command message. Raises RouteConflict, NotMaster, DiskFull, as `_queue`."""
         if number < 1:
             raise InvalidArgument(f"partitions of ordered subjects are numbered from 1: there is no partition {number}")
-        sequence = self._broker.own_writes.seal(self._queue(subject, number), change_id, to_version)
+        sequence = self._broker.seal(self._queue(subject, number), change_id, to_version)
         await self._broker.committed()
         return sequence
 

@@ -333,4 +333,4 @@ class WriteLease:
                 log.warning(
                     "%s was fenced while this broker group was unreachable: sealing it now for change %s", queue.id, fence.change_id
                 )
-                self._broker.own_writes.seal(queue, fence.change_id, fence.to_version)
+                self._broker.seal(queue, fence.change_id, fence.to_version)

@@ -36,7 +36,7 @@ def _forgets_when_sealed(self: Admission, batch: Any, newest: Any) -> bool:
 
 
 async def _seal_early(self: LaneAdmin, subject: str, number: int, change_id: str, to_version: int) -> int:
-    return self._broker.own_writes.seal(self._queue(subject, number), change_id, to_version)
+    return self._broker.seal(self._queue(subject, number), change_id, to_version)
 
 
 plant("take batches without looking for gaps in their numbers", (Admission, "_require", _no_gaps_looked_for))

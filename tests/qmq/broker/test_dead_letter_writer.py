@@ -53,7 +53,7 @@ class World:
         self.peer = Mute()
 
     def send(self, bodies: list[bytes], number: int = 0) -> None:
-        self.broker.own_writes.append([intake(self.store.open_queue("s", 0), bodies, number=number, tags=[("t",)] * len(bodies))])
+        self.broker.append_own([intake(self.store.open_queue("s", 0), bodies, number=number, tags=[("t",)] * len(bodies))])
 
     def attach(self, consumer: str = "c", group: str = "g", incarnation: str = "i") -> None:
         request = wire.Attach("s", 0, group, consumer, incarnation, -1, "earliest", 1_000, [], [])
@@ -122,7 +122,7 @@ async def test_a_message_that_cannot_be_copied_holds_up_no_other(tmp_path: Path,
     world = World(tmp_path / "a")
     world.send([b"before"], 1)
     region, queue = region_of(lie), world.store.open_queue("s", 0)
-    world.broker.own_writes.append([Intake(queue, region, crc(region), parse_header(region), 0)])
+    world.broker.append_own([Intake(queue, region, crc(region), parse_header(region), 0)])
     world.send([b"behind"], 2)
     world.attach()
     world.pull(3)
@@ -220,7 +220,7 @@ async def test_a_copy_that_failed_before_it_was_sent_again_dies_with_all_its_att
     world = World(tmp_path / "a")
     own = {model.GROUP: b"g", model.ATTEMPT: b"4"}
     queue = world.store.open_queue("s", 0)
-    world.broker.own_writes.append([intake(queue, [b"late"], flags=BatchFlag.DIRECTED, headers=[own])])
+    world.broker.append_own([intake(queue, [b"late"], flags=BatchFlag.DIRECTED, headers=[own])])
     world.attach()
     world.pull(1)
     world.settle(Settlement(0, 0, Verdict.NACK, 0, "fifth"))
@@ -253,7 +253,7 @@ async def test_messages_that_were_created_months_apart_are_copied_too(tmp_path: 
     months = [1, 200 * 86_400_000, 2]
     for number, created in enumerate(months):
         envelope, region = encode(b"s", Columns([b"%d" % created]), producer_id=7, batch_sequence=number, create_time_ms=created)
-        world.broker.own_writes.append([Intake(queue, region, sent_sizes(envelope)[1], parse_header(region), 0)])
+        world.broker.append_own([Intake(queue, region, sent_sizes(envelope)[1], parse_header(region), 0)])
     world.attach()
     for _ in months:
         world.pull(1)
@@ -270,7 +270,7 @@ async def test_copies_of_compressed_messages_are_counted_by_their_whole_size(tmp
         envelope, region = encode(
             b"s", Columns([body] * 50), producer_id=7, batch_sequence=number, create_time_ms=1, compression=Compression.LZ4
         )
-        world.broker.own_writes.append([Intake(queue, region, sent_sizes(envelope)[1], parse_header(region), 0)])
+        world.broker.append_own([Intake(queue, region, sent_sizes(envelope)[1], parse_header(region), 0)])
     world.attach()
     for _ in range(4):
         world.pull(50)

@@ -62,7 +62,7 @@ def filled(broker: Broker, count: int) -> None:
     """So many subjects with a message, and with a group whose consumer has taken it and waits for more."""
     store, peer = broker.store, Peer()
     queues = [store.open_queue(f"s{number}", 0) for number in range(count)]
-    broker.own_writes.append([intake(queue, [b"x"], number=number) for number, queue in enumerate(queues)])
+    broker.append_own([intake(queue, [b"x"], number=number) for number, queue in enumerate(queues)])
     for number in range(count):
         session = attached(broker, peer, number).session
         broker.dispatch.pull(peer, 1, wire.Pull(session, 10, 1_000, 20_000), 0)
@@ -84,7 +84,7 @@ def comes_and_goes(broker: Broker, _maintenance: Maintenance, peer: Peer) -> Non
 
 def sends(broker: Broker, _maintenance: Maintenance, _peer: Peer) -> None:
     store = broker.store
-    broker.own_writes.append([intake(store.open_queue("s7", 0), [b"more"], number=1 + store.index)])
+    broker.append_own([intake(store.open_queue("s7", 0), [b"more"], number=1 + store.index)])
     broker.turn()
 
 

@@ -183,7 +183,7 @@ class GatedDisk(Disk):
 async def test_what_was_written_is_flushed_though_nothing_more_comes(tmp_path: Path) -> None:
     async with served(tmp_path, LogConfig(), ticks=False) as (broker, _, _):
         queue = broker.store.open_queue("s", 0)
-        broker.own_writes.append([intake(queue, [b"a"])])
+        broker.append_own([intake(queue, [b"a"])])
         await eventually(lambda: broker.store.flushed_index == broker.store.index)
 
 
@@ -191,12 +191,12 @@ async def test_a_slow_disk_makes_one_flush_of_all_that_came_meanwhile_and_then_r
     disk = GatedDisk()
     async with served(tmp_path, LogConfig(flush_interval_ms=0), disk, ticks=False) as (broker, _, _):
         queue = broker.store.open_queue("s", 0)
-        broker.own_writes.append([intake(queue, [b"a"])])
+        broker.append_own([intake(queue, [b"a"])])
         await eventually(lambda: broker.store.is_flushed)
         before = disk.syncs
         disk.gate.clear()
         for number in range(1, 50):
-            broker.own_writes.append([intake(queue, [b"a"], number=number)])
+            broker.append_own([intake(queue, [b"a"], number=number)])
             await asyncio.sleep(0)
         assert not broker.store.is_flushed
         disk.gate.set()
@@ -221,7 +221,7 @@ async def test_a_flush_that_fails_while_the_broker_stops_is_reported_once(tmp_pa
     disk.gate.clear()
     store = open_store(tmp_path, LogConfig(flush_interval_ms=0), SystemClock(), disk=disk)
     running = alone(store, SystemClock(), BrokerConfig(), fatal=fatal.append, tick_s=TICK_S)
-    running.broker.own_writes.append([intake(store.open_queue("s", 0), [b"a"])])
+    running.broker.append_own([intake(store.open_queue("s", 0), [b"a"])])
     await eventually(lambda: disk.syncs)
     stopping = asyncio.create_task(running.maintenance.stop())
     await asyncio.sleep(0)  # it waits for the flush
@@ -270,7 +270,7 @@ def test_a_timer_that_is_early_begins_the_flush_and_is_not_set_again_and_again(t
         async with served(tmp_path, LogConfig(flush_interval_ms=INTERVAL_MS), ticks=False) as (broker, _, _):
             queue = broker.store.open_queue("s", 0)
             for number in range(2):
-                broker.own_writes.append([intake(queue, [b"a"], number=number)])
+                broker.append_own([intake(queue, [b"a"], number=number)])
                 await eventually(lambda: broker.store.is_flushed)
 
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
@@ -286,7 +286,7 @@ async def test_retention_is_not_held_up_by_flushes_that_follow_each_other(tmp_pa
         def store_more() -> bool:
             nonlocal number
             for _ in range(20):
-                broker.own_writes.append([intake(queue, [os.urandom(1000)], number=number)])
+                broker.append_own([intake(queue, [os.urandom(1000)], number=number)])
                 number += 1
             return broker.counters.files_deleted > 0
 
@@ -300,7 +300,7 @@ async def test_a_replica_that_takes_no_checkpoint_deletes_files_that_the_store_h
     async with served(tmp_path, config, ticks=False, retention_interval_ms=1) as (broker, _, fatal):
         log, queue = broker.store.messages, broker.store.open_queue("s", 0)
         for number in range(20):
-            broker.own_writes.append([intake(queue, [os.urandom(8_000)], number=number)])
+            broker.append_own([intake(queue, [os.urandom(8_000)], number=number)])
         base, end = log.bases[0], log.bases[1]
         index = SegmentIndex(base, end - base, end - base, (0,), log.read(base, 64))
         log.write_index(index)
@@ -319,7 +319,7 @@ async def test_a_checkpoint_between_two_turns_repeats_no_action_at_a_restart(tmp
     """A frame has changed the groups, and the turn that writes its actions to the log comes after the checkpoint."""
     async with served(tmp_path / "running", LogConfig(), ticks=False) as (broker, _, fatal):
         queue = broker.store.open_queue("s", 0)
-        broker.own_writes.append([intake(queue, [b"a", b"b", b"c"])])
+        broker.append_own([intake(queue, [b"a", b"b", b"c"])])
         broker.turn()
         broker.store.act(Join("s", 0, "g", "consumer", "incarnation", 30_000, 0))
         broker.store.act(PullAction("s", 0, "g", "consumer", (Pulled(0, 3, 1),)))

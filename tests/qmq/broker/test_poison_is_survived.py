@@ -31,7 +31,7 @@ def store(node: Node, region: bytes, subject: str = "s", partition: int = 0, *, 
     """Store a batch past the intake checks. Returns its sequence."""
     queue = node.broker.store.open_queue(subject, partition)
     sequence = queue.next_sequence
-    node.broker.own_writes.append([Intake(queue, region, crc(region), parse_header(region), bloom)])
+    node.broker.append_own([Intake(queue, region, crc(region), parse_header(region), bloom)])
     return sequence
 
 

@@ -29,7 +29,7 @@ def store_poison(node: Node, lie: str, subject: str = "s", *, in_s: int = 0) -> 
     assert node.delay is not None
     broker = node.delay.broker
     region = region_of(lie, subject=subject.encode(), due_ms=int(time.time() + in_s) * 1000)
-    broker.own_writes.append([Intake(broker.store.open_queue(subject, 0), region, crc(region), parse_header(region), 0)])
+    broker.append_own([Intake(broker.store.open_queue(subject, 0), region, crc(region), parse_header(region), 0)])
 
 
 async def test_delayed_messages_are_listed_beside_those_that_cannot_be_read(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ async def test_one_poison_message_does_not_stop_the_others_of_its_batch(tmp_path
         broker, now_ms, end_ms = node.delay.broker, int(time.time() * 1000), (1 << 63) - 1
         columns = Columns([b"bad", b"bad", b"bad"], keys=[b"k"] * 3, create_deltas=[0, 1, 2], due_times_ms=[now_ms] * 3)
         _, region = encode(b"o", columns, producer_id=9, batch_sequence=0, create_time_ms=end_ms, flags=BatchFlag.ORDERED)
-        broker.own_writes.append([Intake(broker.store.open_queue("o", 0), region, crc(region), parse_header(region), 0)])
+        broker.append_own([Intake(broker.store.open_queue("o", 0), region, crc(region), parse_header(region), 0)])
         await mq.send("o", b"good", key="k", delay=SOON)
         await mq.send("o", b"good", key="l", delay=SOON)
         await eventually(lambda: stored(node, "o", 1) == 2 and bad_messages(node) == 3)

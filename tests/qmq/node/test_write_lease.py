@@ -33,7 +33,7 @@ class FakeBroker:
         self.serves = True
         self.asked = 0
         self.sealed: dict[str, tuple[str, int]] = {}
-        self.store = self.own_writes = self
+        self.store = self
 
     def require_serving(self) -> None:
         self.asked += 1
