@@ -31,7 +31,7 @@ from qmq.broker.metrics import BrokerCounters
 from qmq.broker.parts import Admit, Alone, BrokerParts, PendingResponses, ServingParts
 from qmq.broker.produce_checks import BrokerSubjects, FindQueue, LookUpSubject, QueueDestinations, may_pass_drain, read_batches
 from qmq.broker.reading.fetches import Fetching
-from qmq.broker.turn import StagedProduces, TurnSchedule
+from qmq.broker.turn import StagedProduce, StagedProduces, TurnSchedule
 from qmq.errors import CallerError, DiskFull, InvalidArgument, NotMaster, Outcome, QmqError, ReadOnly, RouteConflict, Stopping
 from qmq.limits import UNWRITTEN_BYTES_MAX
 from qmq.log.actions import ScheduleAction
@@ -242,7 +242,9 @@ class Broker:
             admit(batches)
         if self.is_read_only and not all(map(may_pass_drain, batches)):
             raise ReadOnly(f"the broker group of {self.config.name} is drained: send to another one, or resume it")
-        self.produces.stage(peer, request_id, batches, is_fast=is_fast, awaits_flush=awaits_flush)
+        for batch in batches:
+            awaits_flush = awaits_flush or batch.awaits_flush
+        self.produces.staged.append(StagedProduce(peer, request_id, batches, is_fast, awaits_flush))
         self.schedule()
         return batches
 

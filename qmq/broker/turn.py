@@ -65,12 +65,6 @@ class StagedProduces:
         self.loads = LoadMeters(parts.clock)
         """The loads of the partitions of ordered subjects."""
 
-    def stage(self, peer: Peer, request_id: int, batches: list[Intake], *, is_fast: bool, awaits_flush: bool) -> None:
-        """Write the batches at the end of the turn, and answer."""
-        for batch in batches:
-            awaits_flush = awaits_flush or batch.awaits_flush
-        self.staged.append(StagedProduce(peer, request_id, batches, is_fast, awaits_flush))
-
     def refuse(self, failure: QmqError) -> None:
         """Answer all requests with an error: none of them is written."""
         staged, self.staged = self.staged, []
