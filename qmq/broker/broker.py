@@ -23,12 +23,11 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 
 from qmq.broker.config import BrokerConfig
-from qmq.broker.dead_letters import DeadLetterWriter
 from qmq.broker.dispatch.dispatch import Dispatch
 from qmq.broker.dispatch.sessions import Peer
 from qmq.broker.lanes.lanes import Lanes
 from qmq.broker.metrics import BrokerCounters
-from qmq.broker.parts import Admit, Alone, BrokerParts, PendingResponses, ServingParts
+from qmq.broker.parts import Admit, Alone, BrokerParts, PendingResponses
 from qmq.broker.produce_checks import BrokerSubjects, FindQueue, LookUpSubject, QueueDestinations, may_pass_drain, read_batches
 from qmq.broker.reading.fetches import Fetching
 from qmq.broker.turn import StagedProduce, StagedProduces, TurnSchedule
@@ -115,24 +114,12 @@ class Broker:
         """Use this store, and create the parts that serve from it again."""
         self.store = store
         self.subjects = BrokerSubjects(store, self.look_up, self._destinations, has_consumers=self.has_consumers)
-        parts = ServingParts(
-            store,
-            self.clock,
-            self.config,
-            self.loop,
-            self.counters,
-            self.responses,
-            self.rules,
-            self.report_damage,
-            turns=self,
-            subjects=self.subjects,
-        )
         self.produces = StagedProduces(
-            parts, self.committer, admit_first=self._admit_first, may_write=self._may_write, tell_written=self._written
+            self, self.committer, admit_first=self._admit_first, may_write=self._may_write, tell_written=self._written
         )
-        self.dispatch = Dispatch(parts, DeadLetterWriter(parts, self.append_own))
-        self.lanes = Lanes(parts, self.routing)
-        self.fetching = Fetching(parts, self)
+        self.dispatch = Dispatch(self)
+        self.lanes = Lanes(self)
+        self.fetching = Fetching(self)
 
     def serve(self, store: Store) -> None:
         """Begin to serve from this store, in which everything is committed."""

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
 from qmq import limits, model
 from qmq.broker.dispatch.sessions import QueueGroup
-from qmq.broker.parts import ServingParts
+from qmq.broker.parts import ServingBroker
 from qmq.errors import InvalidArgument, LogDamaged, QmqError
 from qmq.log.actions import DeadLettered
 from qmq.log.consume_log import IndexEntry
@@ -34,7 +33,6 @@ from qmq.process.files import refusal_of
 from qmq.rpc.channel import failures
 from qmq.wire.batch import CREATED_SPAN_MS, BatchView, columns_of_copies, encode, sent_sizes, size_of_copy
 from qmq.wire.batch_columns import Compression, parse_header, tag_bloom, tag_hash
-from qmq.wire.frame_payloads import Produced
 
 log = logging.getLogger("qmq.broker")
 
@@ -47,8 +45,6 @@ _OTHERS_BYTES: Final = 600
 AGAIN_MS: Final = 10_000
 """Pause for a share whose dead messages could not be copied."""
 _PRODUCER_BIT: Final = 1 << 62
-
-Append = Callable[[list[Intake]], list[Produced]]
 
 
 @dataclass(slots=True)
@@ -101,13 +97,11 @@ class Letter(NamedTuple):
 class DeadLetterWriter:
     """Copies the dead letters of one broker while it serves."""
 
-    def __init__(self, parts: ServingParts, append: Append) -> None:
-        """`append` stores batches that the broker itself makes and recognises stored ones. It raises DiskFull."""
-        self._store = parts.store
-        self._clock = parts.clock
-        self._report_damage = parts.report_damage
-        self._turns = parts.turns
-        self._append_own = append
+    def __init__(self, broker: ServingBroker) -> None:
+        self._store = broker.store
+        self._clock = broker.clock
+        self._report_damage = broker.report_damage
+        self._broker = broker
         self.fresh: dict[int, QueueGroup] = {}
         """Groups whose messages began to die in actions that are not in the log yet; `written` is called when they are."""
         self._pending: dict[int, PendingCopies] = {}
@@ -177,7 +171,7 @@ class DeadLetterWriter:
             done.append((letters[0].number, count))
         queue_id = state.queue.id
         self._store.act(DeadLettered(queue_id.subject, queue_id.partition, state.name, "", tuple(done)))
-        self._turns.schedule()
+        self._broker.schedule()
         return True
 
     def _letters(self, state: QueueGroup, deaths: int) -> tuple[list[Letter], list[tuple[int, int]]]:
@@ -260,7 +254,7 @@ class DeadLetterWriter:
 
     def _append(self, copies: Intake) -> int:
         """Append copies. Returns how many of them, from the first on, are now in the dead-letter queue. Raises DiskFull."""
-        produced = self._append_own([copies])[0]
+        produced = self._broker.append_own([copies])[0]
         entry = copies.queue.index.entry(copies.queue.index.find_sequence(produced.base_sequence))
         self.copied += entry.count
         return min(entry.count, copies.header.count)

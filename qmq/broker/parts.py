@@ -1,7 +1,7 @@
 """The parts of a broker besides its store, and their interfaces.
 
     BrokerParts         passed when the broker is made; none is set later
-    ServingParts        what the broker's parts that serve consumers use; made when the broker begins to serve from a store
+    ServingBroker       the broker, as its parts see it
     Committer           when an entry is committed: on a single node the node itself decides, on a replica qmq_replication/driver.py
     ReplicaConnection   what replication needs of a connection from another replica
     ReplicaPeer         what such a connection needs of replication
@@ -39,10 +39,23 @@ from qmq.model import GroupSettings
 from qmq.process.event_loop import Clock
 from qmq.security.access import OpenAccess
 from qmq.wire.frame import Frame
+from qmq.wire.frame_payloads import Produced
 
 
 class ServingBroker(Protocol):
     """The broker, as its parts see it. Requests of one round of the event loop are written and answered together, in one turn."""
+
+    clock: Clock
+    config: BrokerConfig
+    loop: asyncio.AbstractEventLoop
+    counters: BrokerCounters
+    responses: PendingResponses
+    subjects: BrokerSubjects
+    """Of the store that is served from now on."""
+    routing: Routing
+    rules: GroupRules
+    report_damage: Callable[[LogDamaged], bool]
+    """Reports damage. Returns True if it is being repaired, and waiting pulls will be woken."""
 
     @property
     def store(self) -> Store:
@@ -68,6 +81,10 @@ class ServingBroker(Protocol):
 
     def schedule(self) -> None:
         """Schedule a turn for the end of this round of the event loop."""
+        ...
+
+    def append_own(self, batches: list[Intake]) -> list[Produced]:
+        """Store batches that the broker itself makes; stored ones are recognised by their numbers. Raises DiskFull."""
         ...
 
     def act(self, action: ScheduleAction) -> None:
@@ -299,20 +316,3 @@ class PendingResponses:
         for held in (self._unwritten_waiters, self._waiters, self._for_commit, self._for_flush, self.unwritten):
             held.clear()
         return left
-
-
-@dataclass(frozen=True, slots=True)
-class ServingParts:
-    """The parts of one broker, on one store."""
-
-    store: Store
-    clock: Clock
-    config: BrokerConfig
-    loop: asyncio.AbstractEventLoop
-    counters: BrokerCounters
-    responses: PendingResponses
-    rules: GroupRules
-    report_damage: Callable[[LogDamaged], bool]
-    """Reports damage. Returns True if it is being repaired, and waiting pulls will be woken."""
-    turns: ServingBroker
-    subjects: BrokerSubjects

@@ -17,7 +17,7 @@ from qmq import limits
 from qmq.broker.dispatch.sessions import Flushable, HeldAnswer, Peer
 from qmq.broker.lanes.ordered_writes import Admission, Key
 from qmq.broker.metrics import LoadMeters
-from qmq.broker.parts import Admit, Committer, ServingParts
+from qmq.broker.parts import Admit, Committer, ServingBroker
 from qmq.errors import DiskFull, QmqError
 from qmq.log.queue import Queue
 from qmq.log.store import Intake, Store
@@ -47,7 +47,7 @@ class StagedProduces:
 
     def __init__(
         self,
-        parts: ServingParts,
+        broker: ServingBroker,
         committer: Committer,
         *,
         admit_first: Callable[[Store], Admit | None] | None,
@@ -55,21 +55,22 @@ class StagedProduces:
         tell_written: Callable[[list[Queue]], None],
     ) -> None:
         """`admit_first` and `may_write` are those of `BrokerParts`. `tell_written` is called with the queues of each write."""
-        self._parts = parts
+        self._broker = broker
+        self._store = broker.store
         self._committer = committer
         self._admit_first = admit_first
         self.may_write = may_write
         self._tell_written = tell_written
         self.staged: list[StagedProduce] = []
         """The requests that wait for the end of the turn."""
-        self.loads = LoadMeters(parts.clock)
+        self.loads = LoadMeters(broker.clock)
         """The loads of the partitions of ordered subjects."""
 
     def refuse(self, failure: QmqError) -> None:
         """Answer all requests with an error: none of them is written."""
         staged, self.staged = self.staged, []
         for each in staged:
-            self._parts.turns.answer_error(each.peer, each.request_id, failure)
+            self._broker.answer_error(each.peer, each.request_id, failure)
 
     def append(self) -> None:
         """Write the staged batches, in writes of a size that a slave takes in one frame."""
@@ -92,12 +93,12 @@ class StagedProduces:
             batches = [batch for each in staged for batch in each.batches]
             if not staged:
                 return
-        store, responses = self._parts.store, self._parts.responses
+        store, responses = self._store, self._broker.responses
         try:
             results = store.append(batches, are_new=not must_be_judged)
         except DiskFull as failure:
             for each in staged:
-                self._parts.turns.answer_error(each.peer, each.request_id, failure)
+                self._broker.answer_error(each.peer, each.request_id, failure)
             return
         at, index, awaits_flush = 0, store.index, False
         answers: list[tuple[Peer, bytes]] = []
@@ -119,7 +120,7 @@ class StagedProduces:
 
     def _admission(self, must_be_judged: bool) -> Admit | None:
         """The check for each request of one write, in their order; None: all may be appended."""
-        store = self._parts.store
+        store = self._store
         admit = Admission(store, self._has_right).admit if must_be_judged else None
         first = self._admit_first(store) if self._admit_first is not None else None
         if first is None or admit is None:
@@ -138,14 +139,14 @@ class StagedProduces:
             try:
                 admit(each.batches)
             except (QmqError, OSError) as cause:  # a duplicate is compared with the stored batch: reading that may fail
-                self._parts.turns.answer_error(each.peer, each.request_id, refusal_of(cause))
+                self._broker.answer_error(each.peer, each.request_id, refusal_of(cause))
                 continue
             self.loads.note(each.batches)
             admitted.append(each)
         return admitted
 
     def _has_right(self, queue: Queue) -> bool:
-        return self.may_write() or not self._parts.subjects.find_queue(queue.id.subject.encode(), queue.id.partition).needs_right
+        return self.may_write() or not self._broker.subjects.find_queue(queue.id.subject.encode(), queue.id.partition).needs_right
 
 
 def _must_be_judged(batches: list[Intake]) -> bool:

@@ -19,7 +19,7 @@ from qmq.broker.dead_letters import DeadLetterWriter
 from qmq.broker.dispatch.pull import PullResult, TagFilter, check_tags, collect, lay_out, readable_messages
 from qmq.broker.dispatch.redelivery import Begun, Decided, Failures, decide, failures_in, put_back
 from qmq.broker.dispatch.sessions import CheckTimes, HeldAnswer, Peer, QueueGroup, QueueGroups, Session, Waiter, Wanted
-from qmq.broker.parts import ServingParts
+from qmq.broker.parts import ServingBroker
 from qmq.broker.reading.cold_reads import ColdReads
 from qmq.errors import InvalidArgument, LogDamaged, OrderMismatch, Overloaded, QmqError, UnknownConsumer
 from qmq.log.actions import Begin, Cause, Forget, Join, Leave, PullAction, Reset, Return, SettleAction
@@ -51,26 +51,26 @@ class Served(Enum):
 class Dispatch:
     """Serves consumers while the broker serves. Created again each time the broker begins to serve."""
 
-    def __init__(self, parts: ServingParts, dead_letters: DeadLetterWriter) -> None:
-        self._store = parts.store
-        self._clock = parts.clock
-        self._config = parts.config
-        self._loop = parts.loop
-        self._responses = parts.responses
-        self._rules = parts.rules
-        self._report_damage = parts.report_damage
-        self._turns = parts.turns
-        self._subjects = parts.subjects
-        self.groups = QueueGroups(parts.counters)
+    def __init__(self, broker: ServingBroker) -> None:
+        self._store = broker.store
+        self._clock = broker.clock
+        self._config = broker.config
+        self._loop = broker.loop
+        self._responses = broker.responses
+        self._rules = broker.rules
+        self._report_damage = broker.report_damage
+        self._broker = broker
+        self._subjects = broker.subjects
+        self.groups = QueueGroups(broker.counters)
         self.to_wake: dict[int, QueueGroup] = {}
         """Groups with changes in this turn."""
         self._late_pulls: CheckTimes[QueueGroup] = CheckTimes()
         """When a waiting pull of each group is to be answered without messages."""
         self._leases: CheckTimes[QueueGroup] = CheckTimes()
         """When a lease in each group may end."""
-        self.dead_letters = dead_letters
-        self._cold_reads = ColdReads(parts.store, parts.loop, self.wake, recent_bytes=parts.config.recent_bytes)
-        for queue in parts.store.queues.values():
+        self.dead_letters = DeadLetterWriter(broker)
+        self._cold_reads = ColdReads(broker.store, broker.loop, self.wake, recent_bytes=broker.config.recent_bytes)
+        for queue in broker.store.queues.values():
             for group in queue.shares:
                 state = self.groups.state(queue, group)
                 self.dead_letters.found(state)
@@ -107,7 +107,7 @@ class Dispatch:
         self._leases.at(state, now_ms + self._lease_ms(request.lease_ms) + 1)
         session = self.groups.attach(peer, state, request.consumer, TagFilter.of(request.tags_any, request.tags_all))
         self.wake(state)
-        self._turns.schedule()
+        self._broker.schedule()
         holder = state.share.holders[request.consumer]
         attempts_max = self._settings(state).attempts_max
         return wire.Attached(session.number, self._lease_ms(holder.lease_ms), holder.next_pull, int(is_resumed), attempts_max, knows_kept=1)
@@ -163,7 +163,7 @@ class Dispatch:
 
         A consumer that is paused, or must acknowledge or read its answers first, keeps its place, and does not keep others waiting.
         """
-        if self._turns.is_paused:
+        if self._broker.is_paused:
             return
         blocked: list[Waiter] = []
         while state.waiters:
@@ -179,7 +179,7 @@ class Dispatch:
                 if isinstance(failure, LogDamaged) and self._report_damage(failure):
                     blocked.append(waiter)
                     break
-                self._turns.answer_error(waiter.session.peer, waiter.request_id, failure)
+                self._broker.answer_error(waiter.session.peer, waiter.request_id, failure)
                 continue
             if served is Served.NOT:
                 blocked.append(waiter)
@@ -196,7 +196,7 @@ class Dispatch:
             return
         waiters, state.waiters = list(state.waiters), deque()
         for waiter in waiters:
-            self._turns.answer_error(waiter.session.peer, waiter.request_id, failure)
+            self._broker.answer_error(waiter.session.peer, waiter.request_id, failure)
 
     def _serve(self, waiter: Waiter) -> Served:
         """Hand out messages to one waiting pull. Raises UnknownConsumer, MessagesExpired, LogDamaged, ColdRead."""
@@ -235,7 +235,7 @@ class Dispatch:
         if not ranges:
             if share.next_sequence < queue.visible_sequence:
                 self.to_wake[id(state)] = state
-            self._turns.schedule()
+            self._broker.schedule()
             return Served.NOT
         head = wire.pack_delivery(session.number, first, ranges, batches)
         size = len(head) + sum(map(len, buffers))
@@ -243,7 +243,7 @@ class Dispatch:
         session.peer.delivered(queue_id.subject, found.messages, size)
         session.outstanding.handed(found.bytes)
         state.counters.handed_out(found.messages, found.bytes, found.retried)
-        self._turns.schedule()
+        self._broker.schedule()
         return Served.YES
 
     def _found(self, session: Session, messages_max: int, bytes_max: int) -> PullResult:
@@ -283,7 +283,7 @@ class Dispatch:
         self._responses.unwritten.append(HeldAnswer(0, peer, request_id, answer))
         if state.waiters:
             self.to_wake[id(state)] = state
-        self._turns.schedule()
+        self._broker.schedule()
 
     def _act_settled(self, state: QueueGroup, consumer: str, decided: Decided, cause: Cause) -> int:
         """Apply the decisions. Returns the number of settled messages."""
@@ -353,7 +353,7 @@ class Dispatch:
         if BROADCAST in state.name:
             self._leases.at(state, self._clock.monotonic_ms())
         self.wake(state)
-        self._turns.schedule()
+        self._broker.schedule()
 
     def _session(self, number: int, peer: Peer) -> Session:
         session = self.groups.session(number, peer)
@@ -367,7 +367,7 @@ class Dispatch:
         queue_id = state.queue.id
         self._store.act(Reset(queue_id.subject, queue_id.partition, state.name, "", sequence))
         self.wake(state)
-        self._turns.schedule()
+        self._broker.schedule()
 
     # --- time ----------------------------------------------------------------------------------------------------------
 
@@ -457,7 +457,7 @@ class Dispatch:
         if state.timer is not None:
             state.timer.cancel()
         for waiter in state.waiters:
-            self._turns.answer_error(waiter.session.peer, waiter.request_id, failure)
+            self._broker.answer_error(waiter.session.peer, waiter.request_id, failure)
         state.waiters.clear()
 
 

@@ -34,9 +34,8 @@ from qmq import limits
 from qmq.broker.config import GRANTED_LEASE_MS_MAX, LEASE_MS_MAX, LEASE_MS_MIN
 from qmq.broker.dispatch.pull import BatchReader, PulledRange, PullResult, lay_out, readable_messages
 from qmq.broker.dispatch.sessions import CheckTimes, HeldAnswer, Peer
-from qmq.broker.lanes.ordered_writes import Routing
 from qmq.broker.metrics import GroupCounters
-from qmq.broker.parts import ServingParts
+from qmq.broker.parts import ServingBroker
 from qmq.errors import (
     InvalidArgument,
     LaneHeld,
@@ -235,17 +234,17 @@ class LaneSession:
 class Lanes:
     """Serves lanes. Created again each time the broker begins to serve."""
 
-    def __init__(self, parts: ServingParts, routing: Routing) -> None:
-        self._store = parts.store
-        self._clock = parts.clock
-        self._config = parts.config
-        self._counters = parts.counters
-        self._responses = parts.responses
-        self._rules = parts.rules
-        self._report_damage = parts.report_damage
-        self._turns = parts.turns
-        self._subjects = parts.subjects
-        self._routing = routing
+    def __init__(self, broker: ServingBroker) -> None:
+        self._store = broker.store
+        self._clock = broker.clock
+        self._config = broker.config
+        self._counters = broker.counters
+        self._responses = broker.responses
+        self._rules = broker.rules
+        self._report_damage = broker.report_damage
+        self._broker = broker
+        self._subjects = broker.subjects
+        self._routing = broker.routing
         self.sessions: dict[int, LaneSession] = {}
         """The sessions that consumers have with lanes here, by number."""
         self._by_queue: dict[int, dict[int, LaneSession]] = {}
@@ -253,7 +252,7 @@ class Lanes:
         self._next_session = FIRST_SESSION
         self._leases: CheckTimes[Queue] = CheckTimes()
         """When a lease on each queue may end."""
-        for queue in parts.store.queues.values():
+        for queue in broker.store.queues.values():
             if queue.lanes:
                 self._leases.at(queue, 0)
         self._late_pulls: CheckTimes[LaneSession] = CheckTimes()
@@ -292,7 +291,7 @@ class Lanes:
             peer.send(answer)  # the consumer had the token from an answer like this one: it is committed
         else:
             self._responses.unwritten.append(HeldAnswer(0, peer, request_id, answer))
-        self._turns.schedule()
+        self._broker.schedule()
 
     def _find(self, request: wire.LaneAttach, lps: LpRange) -> tuple[Queue, LpRange]:
         config = self._subjects.settings(request.subject)
@@ -368,7 +367,7 @@ class Lanes:
         """The session has ended; the lane's lease continues."""
         waiting, session.waiting = session.waiting, None
         if waiting is not None and failure is not None:
-            self._turns.answer_error(session.peer, waiting.request_id, failure)
+            self._broker.answer_error(session.peer, waiting.request_id, failure)
         self.sessions.pop(session.number, None)
         mine = self._by_peer.get(session.peer, {})
         mine.pop(session.number, None)
@@ -400,7 +399,7 @@ class Lanes:
     def _wake(self, session: LaneSession) -> None:
         """Serve a waiting pull if there are messages, the consumer is not paused, and its client reads its answers."""
         waiting, peer = session.waiting, session.peer
-        if waiting is None or self._turns.is_paused or not peer.is_writable:
+        if waiting is None or self._broker.is_paused or not peer.is_writable:
             return
         if self._rules.is_paused(session.queue.id.subject, session.group, session.consumer, peer.client):
             return
@@ -425,7 +424,7 @@ class Lanes:
                 failure.then(session, lambda failure: self._read_again(session, failure))
             elif not isinstance(failure, LogDamaged) or not self._report_damage(failure):
                 session.waiting = None
-                self._turns.answer_error(session.peer, waiting.request_id, failure)
+                self._broker.answer_error(session.peer, waiting.request_id, failure)
             return
         session.waiting = None
         head = wire.pack_lane_delivery(wire.LaneDelivery(session.number, found.next_sequence, found.is_end, ranges, batches))
@@ -433,7 +432,7 @@ class Lanes:
         session.peer.send(frames.header(FrameKind.LANE_MESSAGES, waiting.request_id, size) + head, *buffers)
         session.peer.delivered(session.queue.id.subject, found.delivery.messages, size)
         session.counters.handed_out(found.delivery.messages, found.delivery.bytes, 0)
-        self._turns.schedule()
+        self._broker.schedule()
 
     def _read_again(self, session: LaneSession, failure: QmqError | None) -> None:
         """The data that the session's pull waits for has arrived, or the object store cannot provide it."""
@@ -441,7 +440,7 @@ class Lanes:
             self._wake(session)
         elif session.waiting is not None:
             waiting, session.waiting = session.waiting, None
-            self._turns.answer_error(session.peer, waiting.request_id, failure)
+            self._broker.answer_error(session.peer, waiting.request_id, failure)
 
     def _answer_empty(self, session: LaneSession) -> None:
         """Answer without messages. The answer says up to where all messages count as done."""
@@ -480,7 +479,7 @@ class Lanes:
             log.warning("group %s has parked too many messages of %s, and gets no more of them: %s", session.group, queue.id, _REPLAY)
         answer = frames.frame(FrameKind.SETTLED, request_id, wire.pack_settled(len(settlements), 0))
         self._responses.unwritten.append(HeldAnswer(0, peer, request_id, answer))
-        self._turns.schedule()
+        self._broker.schedule()
 
     def _keys_at(self, queue: Queue, sequences: Iterable[int]) -> dict[int, tuple[int, bytes]]:
         """(logical partition, key) of each message. Each batch is read once. Raises InvalidArgument, LogDamaged."""
@@ -517,7 +516,7 @@ class Lanes:
         holder = session.queue.lanes[session.group].holder(session.token)
         if holder is not None:
             self._release(session.queue, session.group, holder)
-            self._turns.schedule()
+            self._broker.schedule()
 
     def _release(self, queue: Queue, group: str, holder: LaneHolder) -> None:
         self._store.act(LaneRelease(queue.id.subject, queue.id.partition, group, holder.consumer, holder.token))
@@ -582,7 +581,7 @@ class Lanes:
                     log.info("consumer %s of group %s lost its lane %s of %s", holder.consumer, group, holder.lps, queue.id)
                     self._counters.group(queue.id.subject, group).leases_lost += 1
                     self._release(queue, group, holder)
-                    self._turns.schedule()
+                    self._broker.schedule()
 
     def waiting(self) -> list[tuple[str, str]]:
         """The subject and group of each waiting pull."""

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from qmq import limits
 from qmq.broker.dispatch.pull import TagFilter, check_tags
 from qmq.broker.dispatch.sessions import Peer
-from qmq.broker.parts import ServingBroker, ServingParts
+from qmq.broker.parts import ServingBroker
 from qmq.errors import InvalidArgument, LogDamaged, NotMaster, Overloaded, QmqError
 from qmq.log.command_messages import COMMAND_PRODUCER
 from qmq.log.consume_log import ENTRY_BYTES, IndexEntry
@@ -109,13 +109,12 @@ class Selection(NamedTuple):
 class Fetching:
     """Answers FETCH and FIND while the broker serves. It is created again each time the broker begins to serve."""
 
-    def __init__(self, parts: ServingParts, serving: ServingBroker) -> None:
-        self._store = parts.store
-        self._loop = parts.loop
-        self._report_damage = parts.report_damage
-        self._turns = parts.turns
-        self._subjects = parts.subjects
-        self._serving = serving
+    def __init__(self, broker: ServingBroker) -> None:
+        self._store = broker.store
+        self._loop = broker.loop
+        self._report_damage = broker.report_damage
+        self._broker = broker
+        self._subjects = broker.subjects
         self._tasks: set[asyncio.Task[None]] = set()
         self._places: dict[tuple[QueueId, int], int] = {}
         """Where an answer ended: the entry number to begin with when that sequence is asked for next. A hint, which is checked."""
@@ -128,7 +127,7 @@ class Fetching:
 
     def fetch(self, request: wire.Fetch) -> tuple[wire.Fetched, list[bytes]]:
         """(the header before the batches, the buffers of the batches). Raises ColdRead if not even the first batch is here."""
-        self._serving.require_serving()
+        self._broker.require_serving()
         selection = Selection.of(request)
         queue = self._store.queue(request.subject, request.partition)
         if queue is None:
@@ -207,7 +206,7 @@ class Fetching:
 
     def find(self, peer: Peer, request_id: int, request: wire.Find) -> None:
         """Answer when everything appended until now is committed. Raises UnknownSubject, InvalidArgument, NotMaster."""
-        self._serving.require_serving()
+        self._broker.require_serving()
         if not _PRODUCER.fullmatch(request.producer_id) or not 0 < request.most <= FOUND_MAX:
             raise InvalidArgument(f"a producer id is 16 hexadecimal digits, and `most` is 1 to {FOUND_MAX}: {request}")
         queue = self._store.queue(request.subject, request.partition)
@@ -220,15 +219,15 @@ class Fetching:
     async def _answer_find(self, peer: Peer, request_id: int, queue: Queue | None, request: wire.Find) -> None:
         store, count = self._store, queue.index.count if queue is not None else 0
         try:
-            await self._serving.committed()
+            await self._broker.committed()
             found = await self._find(store, queue, request, count) if queue is not None else []
         except QmqError as failure:
-            self._turns.answer_error(peer, request_id, failure)
+            self._broker.answer_error(peer, request_id, failure)
         except (AssertionError, OSError) as cause:
-            self._serving.fatal(cause)
+            self._broker.fatal(cause)
         except Exception as cause:
             log.exception("answering a FIND failed: %s", request)
-            self._turns.answer_error(peer, request_id, QmqError(f"the search failed: {type(cause).__name__}: {cause}"))
+            self._broker.answer_error(peer, request_id, QmqError(f"the search failed: {type(cause).__name__}: {cause}"))
         else:
             peer.send(frames.frame(FrameKind.FOUND, request_id, wire.FoundBatches(found).pack()))
 
@@ -252,7 +251,7 @@ class Fetching:
             if before == queue.index.first or queue.index.entry(before).base_sequence <= down_to:
                 break
             await asyncio.sleep(0)
-            if self._serving.store is not store or not self._serving.is_serving:
+            if self._broker.store is not store or not self._broker.is_serving:
                 raise NotMaster("this broker lost the mastership during the search: ask the new master")
         if not is_there:
             _remember(self._absent, key, count)
