@@ -26,11 +26,11 @@ from qmq.broker.config import BrokerConfig
 from qmq.broker.dispatch.dispatch import Dispatch
 from qmq.broker.dispatch.sessions import Peer
 from qmq.broker.lanes.lanes import Lanes
-from qmq.broker.metrics import BrokerCounters
+from qmq.broker.metrics import BrokerCounters, LoadMeters
 from qmq.broker.parts import Admit, Alone, BrokerParts, PendingResponses
 from qmq.broker.produce_checks import BrokerSubjects, FindQueue, LookUpSubject, QueueDestinations, may_pass_drain, read_batches
 from qmq.broker.reading.fetches import Fetching
-from qmq.broker.turn import StagedProduce, StagedProduces, TurnSchedule
+from qmq.broker.turn import BrokerTurn, StagedProduce
 from qmq.errors import CallerError, DiskFull, InvalidArgument, NotMaster, Outcome, QmqError, ReadOnly, RouteConflict, Stopping
 from qmq.limits import UNWRITTEN_BYTES_MAX
 from qmq.log.actions import ScheduleAction
@@ -81,10 +81,8 @@ class Broker:
         self.access = parts.access
         self.has_consumers = parts.kind.has_consumers
         self._work = parts.kind.work
-        self._admit_first = parts.kind.admission
         self._destinations = parts.kind.destinations or QueueDestinations(parts.routing)
         self._on_turn_end = parts.on_turn_end
-        self._may_write = parts.may_write
         self.is_stopping = False
         self.is_serving = is_serving
         self.is_paused = False
@@ -93,7 +91,7 @@ class Broker:
         """Drained by an operator: no new messages."""
         self.master_address = ""
         """The master's address, if it is known and is not this broker's."""
-        self.turns = TurnSchedule(loop, self.turn)
+        self.turns = BrokerTurn(self, admit_first=parts.kind.admission, may_write=parts.may_write)
         self.schedule = self.turns.schedule
         self.responses = PendingResponses()
         self.counters = BrokerCounters()
@@ -114,9 +112,8 @@ class Broker:
         """Use this store, and create the parts that serve from it again."""
         self.store = store
         self.subjects = BrokerSubjects(store, self.look_up, self._destinations, has_consumers=self.has_consumers)
-        self.produces = StagedProduces(
-            self, self.committer, admit_first=self._admit_first, may_write=self._may_write, tell_written=self._written
-        )
+        self.loads = LoadMeters(self.clock)
+        """The loads of the partitions of ordered subjects."""
         self.dispatch = Dispatch(self)
         self.lanes = Lanes(self)
         self.fetching = Fetching(self)
@@ -170,7 +167,7 @@ class Broker:
             self._work.end()
         self.is_serving = False
         self.counters.end(self.store)
-        self.produces.refuse(NotMaster(self._not_master()))
+        self.turns.refuse_staged(NotMaster(self._not_master()))
         for held in self.responses.abandon(self._unknown_here):
             self.answer_error(held.peer, held.request_id, self._unknown_here())
         self.dispatch.stop(NotMaster(self._not_master()))
@@ -231,7 +228,7 @@ class Broker:
             raise ReadOnly(f"the broker group of {self.config.name} is drained: send to another one, or resume it")
         for batch in batches:
             awaits_flush = awaits_flush or batch.awaits_flush
-        self.produces.staged.append(StagedProduce(peer, request_id, batches, is_fast, awaits_flush))
+        self.turns.staged.append(StagedProduce(peer, request_id, batches, is_fast, awaits_flush))
         self.schedule()
         return batches
 
@@ -242,7 +239,7 @@ class Broker:
         and below. Raises DiskFull.
         """
         produced = self.store.append(batches)
-        self._written([batch.queue for batch in batches])
+        self.written([batch.queue for batch in batches])
         self.schedule()
         return produced
 
@@ -254,7 +251,7 @@ class Broker:
         if sealed is None:
             self.store.append_command(queue, change_id, to_version)
             log.info("%s is sealed at %d by change %s", queue.id, queue.next_sequence - 1, change_id)
-            self._written([queue])
+            self.written([queue])
             self.schedule()
             sealed = queue.sealed
         assert sealed is not None
@@ -265,7 +262,7 @@ class Broker:
     def purge(self, queue: Queue) -> None:
         """Forget the messages of a queue. Raises DiskFull."""
         purge(self.store, queue)
-        self._written([])
+        self.written([])
         self.schedule()
 
     # --- the turn ------------------------------------------------------------------------------------------------------
@@ -286,11 +283,11 @@ class Broker:
     def _has_rest(self) -> bool:
         """Whether a turn has left work for the next one: work that came up after its step."""
         is_unwritten = self.store.unwritten.waits and not self._is_action_log_full
-        return bool(self.turns.has_answers or self.produces.staged or (self.is_serving and (self.dispatch.to_wake or is_unwritten)))
+        return bool(self.turns.has_rest or (self.is_serving and (self.dispatch.to_wake or is_unwritten)))
 
     def _turn(self) -> None:
-        if self.produces.staged:
-            self.produces.append()
+        if self.turns.staged:
+            self.turns.append_staged()
         if self.is_serving and self.dispatch.to_wake:
             self.dispatch.wake_due()
         self.turns.flush_outboxes()
@@ -363,7 +360,7 @@ class Broker:
         self.responses.written(self.store.index)
         if self.dispatch.dead_letters.fresh:
             self.dispatch.dead_letters.written(self.store.index)
-        self._written([])
+        self.written([])
 
     def begin_checkpoint(self) -> CheckpointPlan | None:
         """Capture all derived state. A frame may have changed it since the last turn: that is written to the log first.
@@ -378,7 +375,7 @@ class Broker:
             self._actions_written()
         return plan
 
-    def _written(self, queues: list[Queue]) -> None:
+    def written(self, queues: list[Queue]) -> None:
         """Messages to these queues, or actions, are in the log: tell the committer. If they are committed already (a batch was sent twice),
         answers are released all the same.
         """

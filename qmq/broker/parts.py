@@ -29,11 +29,12 @@ from typing import Final, Protocol
 from qmq.broker.config import BrokerConfig
 from qmq.broker.dispatch.sessions import HeldAnswer, Peer
 from qmq.broker.lanes.ordered_writes import NoRouting, Routing
-from qmq.broker.metrics import BrokerCounters
+from qmq.broker.metrics import BrokerCounters, LoadMeters
 from qmq.broker.produce_checks import BrokerSubjects, Destinations
 from qmq.errors import LogDamaged, QmqError
 from qmq.log.actions import ScheduleAction
 from qmq.log.log_config import Flush
+from qmq.log.queue import Queue
 from qmq.log.store import Intake, Store
 from qmq.model import GroupSettings
 from qmq.process.event_loop import Clock
@@ -50,8 +51,11 @@ class ServingBroker(Protocol):
     loop: asyncio.AbstractEventLoop
     counters: BrokerCounters
     responses: PendingResponses
+    committer: Committer
     subjects: BrokerSubjects
     """Of the store that is served from now on."""
+    loads: LoadMeters
+    """The loads of the partitions of ordered subjects."""
     routing: Routing
     rules: GroupRules
     report_damage: Callable[[LogDamaged], bool]
@@ -81,6 +85,14 @@ class ServingBroker(Protocol):
 
     def schedule(self) -> None:
         """Schedule a turn for the end of this round of the event loop."""
+        ...
+
+    def turn(self) -> None:
+        """Write what was staged and done, wake consumers, send answers."""
+        ...
+
+    def written(self, queues: list[Queue]) -> None:
+        """Messages to these queues, or actions, are in the log."""
         ...
 
     def append_own(self, batches: list[Intake]) -> list[Produced]:

@@ -101,7 +101,7 @@ class LaneAdmin:
 
     def _describe_partition(self, queue: Queue, request: pb.DescribeLanesRequest) -> pb.PartitionStatus:
         share = queue.lanes.get(request.group) if request.group else None
-        load, lps = self._broker.produces.loads.of(queue), self._range(queue.id.subject, queue.id.partition)
+        load, lps = self._broker.loads.of(queue), self._range(queue.id.subject, queue.id.partition)
         is_begun = share is not None and share.progress
         status = pb.PartitionStatus(
             subject=queue.id.subject,

@@ -76,7 +76,7 @@ class WriteHold:
             self._end.cancel()  # of a hold that ended with its leader
         self._token, self._leader = token, leader
         self._end = asyncio.get_running_loop().call_later(hold_ms / 1000, self._finish)
-        while broker.produces.staged and self.is_held:  # noqa: ASYNC110 - the next turns write them
+        while broker.turns.staged and self.is_held:  # noqa: ASYNC110 - the next turns write them
             await asyncio.sleep(_POLL_S)
         self._require(token)
 

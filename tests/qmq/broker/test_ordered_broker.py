@@ -15,7 +15,7 @@ from support import eventually
 from qmq import limits
 from qmq.broker.admin import lag_ms
 from qmq.broker.lanes.admin import LaneAdmin
-from qmq.broker.turn import TurnSchedule
+from qmq.broker.turn import BrokerTurn
 from qmq.errors import (
     InvalidArgument,
     LaneHeld,
@@ -123,10 +123,10 @@ async def test_hazard_20_an_old_client_that_ignores_versions_is_refused_by_the_s
 
 async def test_a_master_without_its_lease_takes_no_ordered_messages(tmp_path: Path) -> None:
     async with world(tmp_path) as it:
-        it.node.broker.produces.may_write = lambda: False
+        it.node.broker.turns.may_write = lambda: False
         with pytest.raises(RightLapsed):
             await it.produce(KEYS[:1])
-        it.node.broker.produces.may_write = lambda: True
+        it.node.broker.turns.may_write = lambda: True
         await it.produce(KEYS[:1])
 
 
@@ -151,7 +151,7 @@ async def test_a_lane_s_pull_that_waits_needs_no_turn(tmp_path: Path, monkeypatc
         lanes, scheduled = it.node.broker.lanes, list[object]()
         peer = lanes.sessions[lane.session].peer
         with monkeypatch.context() as patched:
-            patched.setattr(TurnSchedule, "schedule", scheduled.append)
+            patched.setattr(BrokerTurn, "schedule", scheduled.append)
             lanes.pull(peer, 99, wire.LanePull(lane.session, lane.token, lane.position, 10, 1000, 20_000), 0)
         assert not scheduled
 
