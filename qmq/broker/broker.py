@@ -303,10 +303,10 @@ class Broker:
         self.store.act(action)
         self.schedule()
 
-    async def committed(self) -> None:
-        """Returns when everything done so far is committed. Raises NotMaster if this replica will not learn that."""
+    async def committed(self, *, only_written: bool = False) -> None:
+        """Returns when everything done so far, or written so far, is committed. Raises NotMaster if this replica will not learn that."""
         waiter: asyncio.Future[None] = self.loop.create_future()
-        if self.store.unwritten.waits:
+        if self.store.unwritten.waits and not only_written:
             self.responses.wait(waiter, None)
             self.schedule()
         else:
@@ -330,13 +330,8 @@ class Broker:
         await self._until_committed(store)
 
     async def _until_committed(self, store: Store) -> None:
-        if self.store is store and self._is_action_log_full:
-            waiter: asyncio.Future[None] = self.loop.create_future()
-            self.responses.wait(waiter, store.index)
-            self._release()
-            await waiter
-        elif self.store is store:
-            await self.committed()
+        if self.store is store:
+            await self.committed(only_written=self._is_action_log_full)
         if self.store is not store:
             raise NotMaster(self._not_master())
 
