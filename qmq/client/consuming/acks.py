@@ -34,19 +34,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
 from typing import Final
 
 from qmq import limits
-from qmq.client.client_counters import ReceiveCounters
-from qmq.client.connection.connection import TIMING, Connection, OnAnswer, pause_s
+from qmq.client.connection.connection import Connection, OnAnswer, pause_s
 from qmq.client.connection.pool import Links
 from qmq.client.consuming.message import Slice, retry_ms
 from qmq.client.consuming.ready_form import GatheredAcks
-from qmq.client.consuming.session import ANSWER_S, ConsumerCalls, ConsumerSession, Terms
+from qmq.client.consuming.session import ANSWER_S, ConsumerCalls, ConsumerSession, SessionLoop, Terms
 from qmq.client.consuming.settlements import (
     AckSpool,
     Left,
@@ -61,7 +59,7 @@ from qmq.client.consuming.settlements import (
     still_to_say,
 )
 from qmq.client.producing.delayed import LongRetry
-from qmq.client.settle_report import SettleReporter, counted
+from qmq.client.settle_report import counted
 from qmq.errors import CallerError, ClientClosed, NotConnected, NotMaster, Outcome, QmqError, StaleDelivery, Unavailable, UnknownConsumer
 from qmq.process.event_loop import ms_of, require_alive
 from qmq.wire import frame_payloads as wire
@@ -161,37 +159,29 @@ class Verdicts:
 
     def __init__(
         self,
+        links: Links,
         calls: ConsumerCalls,
         terms: Terms,
         group: str,
-        *,
-        sent_away: Callable[[QmqError], None],
-        come_back: Callable[[], None],
-        at_end: Callable[[Callable[[], None]], None],
-        now_ns: Callable[[], int] = time.time_ns,
-        counters: ReceiveCounters | None = None,
-        file: SpoolFile | None = None,
-        retry_s: float = TIMING.session_retry_s[-1],
-        reporter: SettleReporter | None = None,
+        sessions: SessionLoop[wire.Attached],
+        file: SpoolFile | None,
     ) -> None:
         self.terms = terms
         self.group = group
-        self.now_ns = now_ns
-        self.at_end = at_end
+        self.now_ns = links.now_ns
+        self.at_end = links.round.at_end
         """Calls at the end of this round of the event loop."""
         self.outstanding = Outstanding()
         self.postponed = self.postponed_bytes = 0
         self.attempts_max = 0
-        self._counters = counters or ReceiveCounters()
+        self._counters = links.counters.taking(terms.subject, terms.group)
         self.hold = Hold(self, 0)
         self._holds = [self.hold]
         self._calls = calls
-        self._sent_away = sent_away
-        self._come_back = come_back
-        self._retry_s = retry_s
-        self._reporter = reporter
+        self._sessions = sessions
+        self._retry_s = links.timing.session_retry_s[-1]
+        self._reporter = links.settle_reporter(terms.subject, terms.group, group)
         self.loop = asyncio.get_running_loop()
-        self._session: ConsumerSession | None = None
         self._unsent = Settlements()
         self._requests: list[SettleRequest] = []
         self._is_leaving = False
@@ -242,7 +232,7 @@ class Verdicts:
         was_leaving = self._is_leaving
         for begin, end in parts:
             self._unsent.add(begin, end, verdict, delay, error)
-            if self._session is None:
+            if self._sessions.session is None:
                 self._spool.given(wire.Settlement(begin, end, verdict, delay, error))
         if self._unsent.messages * 4 >= self._calls.limit.messages:
             if not self._is_leaving:
@@ -251,10 +241,10 @@ class Verdicts:
         elif self._timer is None:
             self._timer = self.loop.call_later(SETTLE_DELAY_S, self.flush)
         self._calls.pull_more()
-        if was_leaving and self._session is not None:
+        if was_leaving and (session := self._sessions.session) is not None:
             # The event loop has not run a round since: the application finds messages ready, and never waits. So that the broker works
             # meanwhile, a pull leaves now.
-            self._session.connection.stream.flush()
+            session.connection.stream.flush()
 
     async def settle_now(self, first: int, last: int, verdict: int) -> None:
         """For `Hold`: settle pull sequences that are not void, and wait."""
@@ -264,7 +254,7 @@ class Verdicts:
         parts = self.outstanding.remove(first, last)
         if parts:
             request = SettleRequest([wire.Settlement(*part, verdict, 0) for part in parts], self.loop.create_future())
-            if self._session is None:
+            if self._sessions.session is None:
                 for each in request.settlements:
                     self._spool.given(each)
             self._send(request)
@@ -297,7 +287,7 @@ class Verdicts:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._unsent.messages and self._session is not None:
+        if self._unsent.messages and self._sessions.session is not None:
             for part in in_frames(self._unsent.take()):
                 self._send(SettleRequest(part))
 
@@ -307,10 +297,11 @@ class Verdicts:
         self._transmit(request)
 
     def _transmit(self, request: SettleRequest) -> None:
-        session = self._session
+        session = self._sessions.session
         if session is None:
-            self._come_back()
-        if session is None or request.is_flying or not session.connection.is_open:
+            self._sessions.start()
+            return
+        if request.is_flying or not session.connection.is_open:
             return
         request.is_flying = True
         payload = wire.pack_settle(session.number, request.settlements)
@@ -321,7 +312,7 @@ class Verdicts:
         session.connection.request(FrameKind.SETTLE, on_answer, payload, timeout_s=ANSWER_S, deadline_ms=deadline_ms)
 
     def _settled(self, request: SettleRequest, session: ConsumerSession, answer: Frame | QmqError) -> None:
-        if session is not self._session:
+        if session is not self._sessions.session:
             return
         if not isinstance(answer, QmqError):
             self._done(request, wire.unpack_settled(answer.payload)[1])
@@ -329,7 +320,7 @@ class Verdicts:
         request.is_flying = False
         request.is_repeated |= answer.outcome is Outcome.UNKNOWN
         if isinstance(answer, NotMaster | UnknownConsumer):
-            self._sent_away(answer)
+            self._sessions.failed(answer)
         elif not isinstance(answer, Unavailable):
             self._drop(request, answer)
         elif session.connection.is_open and not self._is_closed:
@@ -367,16 +358,14 @@ class Verdicts:
 
     # --- sessions come and go ------------------------------------------------------------------------------------------
 
-    def attached(self, session: ConsumerSession) -> None:
+    def attached(self) -> None:
         """Send unanswered and collected verdicts."""
-        self._session = session
         self._transmit_all()
         self.flush()
         self._spool.attached(self._requests)
 
     def detached(self) -> None:
         """No more answers come; requests under way may have been effective."""
-        self._session = None
         for request in self._requests:
             request.is_repeated |= request.is_flying
             request.is_flying = False

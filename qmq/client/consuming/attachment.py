@@ -65,23 +65,10 @@ class Attachment:
         self._received = -1
         self._batches = ReceivedBatches()
         self._knows_kept = False
-        counters = links.counters.taking(terms.subject, terms.group)
         file = links.store.file(self._origin, lambda: ms_of(links.now_ns())) if links.store is not None else None
-        self.verdicts = Verdicts(
-            calls,
-            terms,
-            group,
-            sent_away=self._sessions.failed,
-            come_back=self.start,
-            at_end=links.round.at_end,
-            now_ns=links.now_ns,
-            counters=counters,
-            file=file,
-            retry_s=links.timing.session_retry_s[-1],
-            reporter=links.settle_reporter(terms.subject, terms.group, group),
-        )
+        self.verdicts = Verdicts(links, calls, terms, group, self._sessions, file)
         self._has_inherited = links.store is None
-        self._counters = counters
+        self._counters = links.counters.taking(terms.subject, terms.group)
         self._is_closed = False
 
     @property
@@ -288,7 +275,7 @@ class Attachment:
 
     def attached(self, session: ConsumerSession) -> None:
         """Send everything that waited for a session."""
-        self.verdicts.attached(session)
+        self.verdicts.attached()
         self._calls.notify()
         self._calls.pull_more()
 
