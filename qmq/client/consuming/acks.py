@@ -34,7 +34,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import timedelta
 from functools import partial
 from typing import Final
@@ -111,7 +111,7 @@ class Hold(GatheredAcks):
         self.settle_acks()
         last = self._last_of_ours(first, last)
         if first <= last:
-            self._verdicts.settle(first, last, verdict, delay, error)
+            self._verdicts.collect(self._verdicts.outstanding.remove(first, last), verdict, delay, error)
 
     def _last_of_ours(self, first: int, last: int) -> int:
         """The last pull sequence that is not void. Counts the void ones."""
@@ -133,8 +133,7 @@ class Hold(GatheredAcks):
             return
         last = self._last_of_ours(first, last)
         if first <= last:
-            due_ms = ms_of(self._verdicts.now_ns() + 999_999) + waits_ms
-            self._verdicts.postpone(first, last, lambda pull: LongRetry(self, part.message(pull - part.pull), due_ms, error))
+            self._verdicts.postpone(self, part, last, waits_ms, error)
 
     def settle_postponed(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
         """Give the verdict on messages that were postponed."""
@@ -168,7 +167,7 @@ class Verdicts:
     ) -> None:
         self.terms = terms
         self.group = group
-        self.now_ns = links.now_ns
+        self._now_ns = links.now_ns
         self.at_end = links.round.at_end
         """Calls at the end of this round of the event loop."""
         self.outstanding = Outstanding()
@@ -207,19 +206,16 @@ class Verdicts:
 
     # --- from the application ------------------------------------------------------------------------------------------
 
-    def settle(self, first: int, last: int, verdict: int, delay: int, error: str) -> None:
-        """For `Hold`: settle pull sequences that are not void."""
-        self.collect(self.outstanding.remove(first, last), verdict, delay, error)
-
-    def postpone(self, first: int, last: int, retry: Callable[[int], LongRetry]) -> None:
-        """For `Hold`: those of these messages that have no verdict are postponed; `retry` makes a `LongRetry` of a pull sequence."""
+    def postpone(self, hold: Hold, part: Slice, last: int, delay_ms: int, error: str) -> None:
+        """For `Hold`: the messages of a slice up to `last` that have no verdict are postponed."""
         if self._is_closed:
             return
+        due_ms = ms_of(self._now_ns() + 999_999) + delay_ms
         before = self.outstanding.bytes
-        waiting = [pull for begin, end in self.outstanding.remove(first, last) for pull in range(begin, end + 1)]
+        waiting = [pull for begin, end in self.outstanding.remove(part.pull, last) for pull in range(begin, end + 1)]
         self.postponed += len(waiting)
         self.postponed_bytes += before - self.outstanding.bytes
-        self._calls.postpone(map(retry, waiting))
+        self._calls.postpone([LongRetry(hold, part.message(pull - part.pull), due_ms, error) for pull in waiting])
 
     def no_longer_postponed(self, messages: int) -> None:
         """For `Hold`: that many postponed messages got their verdict."""
