@@ -135,12 +135,11 @@ class Hold(GatheredAcks):
         if first <= last:
             self._verdicts.postpone(self, part, last, waits_ms, error)
 
-    def settle_postponed(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
-        """Give the verdict on messages that were postponed."""
-        self._verdicts.no_longer_postponed(last - first + 1)
-        last = self._last_of_ours(first, last)
-        if first <= last:
-            self._verdicts.collect(((first, last),), verdict, delay, error)
+    def settle_postponed(self, pull: int, verdict: int, delay: int, error: str) -> None:
+        """Give the verdict on a message that was postponed."""
+        self._verdicts.no_longer_postponed()
+        if self._last_of_ours(pull, pull) == pull:
+            self._verdicts.collect(((pull, pull),), verdict, delay, error)
 
     async def settle_now(self, first: int, last: int, verdict: int) -> None:
         """Give a verdict and wait until the broker has it. Raises StaleDelivery, NotConnected (the broker may have it), ClientClosed."""
@@ -217,10 +216,10 @@ class Verdicts:
         self.postponed_bytes += before - self.outstanding.bytes
         self._calls.postpone([LongRetry(hold, part.message(pull - part.pull), due_ms, error) for pull in waiting])
 
-    def no_longer_postponed(self, messages: int) -> None:
-        """For `Hold`: that many postponed messages got their verdict."""
-        self.postponed_bytes -= self.postponed_bytes * messages // self.postponed  # the average of each; exact when the last one goes
-        self.postponed -= messages
+    def no_longer_postponed(self) -> None:
+        """For `Hold`: a postponed message got its verdict."""
+        self.postponed_bytes -= self.postponed_bytes // self.postponed  # the average of each; exact when the last one goes
+        self.postponed -= 1
 
     def collect(self, parts: Iterable[tuple[int, int]], verdict: int, delay: int, error: str) -> None:
         """Collect verdicts to be sent with others. Raises ClientClosed if the event loop has ended."""

@@ -757,7 +757,7 @@ SendDirected = Callable[[str, Columns, int], Awaitable[None]]
 class RetryHolder(Protocol):
     """Holds postponed messages."""
 
-    def settle_postponed(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
+    def settle_postponed(self, pull: int, verdict: int, delay: int, error: str) -> None:
         """Give a postponed message its verdict."""
         ...
 
@@ -773,7 +773,7 @@ class LongRetry(NamedTuple):
     def settle(self, verdict: int, delay_ms: int) -> None:
         """Give the message its verdict."""
         error = self.error if verdict == Verdict.NACK else ""
-        self.holder.settle_postponed(self.message.pull_sequence, self.message.pull_sequence, verdict, delay_ms, error)
+        self.holder.settle_postponed(self.message.pull_sequence, verdict, delay_ms, error)
 
 
 class Retries:

@@ -436,7 +436,7 @@ async def test_a_receipt_of_messages_with_ids_of_their_own_names_those(it: Delay
 class Nobody:
     """Holds no messages."""
 
-    def settle_postponed(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
+    def settle_postponed(self, pull: int, verdict: int, delay: int, error: str) -> None:
         raise AssertionError
 
 
