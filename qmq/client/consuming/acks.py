@@ -341,8 +341,7 @@ class Verdicts:
 
     def _over(self, request: SettleRequest) -> None:
         self._requests.remove(request)
-        if request in self._spool.waited_for:
-            self._spool.over(request)
+        self._spool.over(request)
 
     def _transmit_all(self) -> None:
         for request in list(self._requests):

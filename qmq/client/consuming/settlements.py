@@ -42,16 +42,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from qmq import limits
 from qmq.errors import InvalidArgument, ProtocolViolation
 from qmq.process.files import below_home, home_folder
 from qmq.wire.frame_payloads import Attach
 from qmq.wire.settle_payloads import BY_GROUP_MS, Settlement, Verdict
-
-if TYPE_CHECKING:
-    import asyncio
 
 _ERRORS_CHARS: Final = 256 * 1024
 """Most characters of errors in one SETTLE."""
@@ -291,7 +288,7 @@ class SpoolFile:
                 with suppress(OSError):
                     new.unlink()
             return
-        self._close()
+        self.leave()
         self._fd, self._is_warned = fd, False
 
     def append(self, settlements: Sequence[Settlement]) -> None:
@@ -310,13 +307,10 @@ class SpoolFile:
         if self._fd >= 0:
             with suppress(OSError):
                 self._path.unlink()
-            self._close()
+            self.leave()
 
     def leave(self) -> None:
-        """Unlock the file when the consumer leaves, so that another client can hand it in."""
-        self._close()
-
-    def _close(self) -> None:
+        """Close the file, which unlocks it: another client can hand it in."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -365,7 +359,7 @@ class AckSpool:
             if fd < 0:
                 continue
             try:
-                found = Left(path, fd, *unpack(_read(fd)))
+                found = Left(path, fd, *unpack(os.pread(fd, os.fstat(fd).st_size, 0)))
             except (OSError, ValueError) as failure:
                 log.warning("%s is set aside; its verdicts are lost, and their messages will be delivered again: %s", path, failure)
                 with suppress(OSError):
@@ -373,7 +367,8 @@ class AckSpool:
                 os.close(fd)
                 continue
             if now_ms - max((each.time_ms for each in found.kept), default=now_ms) > OLD_MS:
-                log.warning("%d verdicts of consumer %s found no broker for a week: %s is deleted", len(found.kept), *_of(found))
+                consumer = found.origin.attach.consumer
+                log.warning("%d verdicts of consumer %s found no broker for a week: %s is deleted", len(found.kept), consumer, path)
                 found.delete()
                 found.put_back()
                 continue
@@ -393,10 +388,6 @@ class AckSpool:
         return _digest(self._cluster, subject, group)
 
 
-def _of(found: Left) -> tuple[str, Path]:
-    return found.origin.attach.consumer, found.path
-
-
 def _digest(*names: str) -> str:
     return hashlib.blake2b("\0".join(names).encode(), digest_size=10).hexdigest()
 
@@ -404,11 +395,6 @@ def _digest(*names: str) -> str:
 def _write(fd: int, data: bytes) -> None:
     while data:
         data = data[os.write(fd, data) :]
-
-
-def _read(fd: int) -> bytes:
-    size = os.fstat(fd).st_size
-    return os.pread(fd, size, 0)
 
 
 def _lock(path: Path) -> int:
@@ -443,7 +429,7 @@ class QueueSpool:
         self._is_attached = True
         self._given = Settlements()
         """Verdicts that are not written yet."""
-        self.waited_for: set[SettleRequest] = set()
+        self._waited_for: set[SettleRequest] = set()
         """Requests that were unanswered when the session began, and still are."""
 
     def given(self, settlement: Settlement) -> None:
@@ -486,16 +472,17 @@ class QueueSpool:
         """A session has begun; these requests hold all unanswered verdicts."""
         self._is_attached = True
         self._given.take()
-        self.waited_for = set(requests)
+        self._waited_for = set(requests)
         self._clear_if_answered()
 
     def over(self, request: SettleRequest) -> None:
-        """One of `waited_for` was answered, or came too late."""
-        self.waited_for.remove(request)
-        self._clear_if_answered()
+        """A request was answered, or came too late."""
+        if request in self._waited_for:
+            self._waited_for.remove(request)
+            self._clear_if_answered()
 
     def _clear_if_answered(self) -> None:
-        if self._file is not None and self._is_attached and not self.waited_for:
+        if self._file is not None and self._is_attached and not self._waited_for:
             self._file.clear()
 
     def close(self, *, is_told: bool) -> None:
