@@ -21,7 +21,7 @@ from typing import Final
 
 from qmq.client.connection.connection import Connection
 from qmq.client.connection.pool import Links
-from qmq.client.consuming.acks import Verdicts
+from qmq.client.consuming.acks import Verdicts, inherit
 from qmq.client.consuming.message import Message, ReceivedBatches, Slice
 from qmq.client.consuming.session import ANSWER_S, ConsumerCalls, ConsumerSession, SessionLoop, Terms, grown
 from qmq.client.consuming.settlements import Origin
@@ -67,7 +67,7 @@ class Attachment:
         self._knows_kept = False
         file = links.store.file(self._origin, lambda: ms_of(links.now_ns())) if links.store is not None else None
         self.verdicts = Verdicts(links, calls, terms, group, self._sessions, file)
-        self._has_inherited = links.store is None
+        self._has_inherited = False
         self._counters = links.counters.taking(terms.subject, terms.group)
         self._is_closed = False
 
@@ -247,19 +247,12 @@ class Attachment:
         """The data with which another process can take this consumer's place."""
         return Origin(self.group, self._request(wire.RESUME))
 
-    async def _inherit(self, connection: Connection) -> None:
-        """Before attaching: hand in the verdicts of an earlier incarnation, whose messages then go back to the group."""
-        from qmq.client.consuming.acks import inherit
-
-        links = self._links
-        assert links.store is not None
-        await inherit(connection, links, links.store, self._terms, self.group)
-        self._has_inherited = True
-
     async def ask(self, connection: Connection) -> wire.Attached:
-        """Send ATTACH, after the verdicts of an earlier incarnation were handed in."""
-        if not self._has_inherited:
-            await self._inherit(connection)
+        """Send ATTACH. Before the first one, hand in the verdicts of an earlier incarnation; its messages then go back to the group."""
+        links = self._links
+        if not self._has_inherited and links.store is not None:
+            await inherit(connection, links, links.store, self._terms, self.group)
+            self._has_inherited = True
         answer = await connection.call(FrameKind.ATTACH, self._request(self._terms.start).pack(), timeout_s=ANSWER_S)
         return wire.Attached.unpack(answer.payload)
 

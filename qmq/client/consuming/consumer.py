@@ -24,11 +24,12 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 from qmq import limits
 from qmq.client.connection.connection import pause_s
 from qmq.client.connection.pool import Links
+from qmq.client.consuming.acks import SpoolSender
 from qmq.client.consuming.attachment import Attachment
 from qmq.client.consuming.message import Message, Messages, Slice, error_text
 from qmq.client.consuming.ready_form import ReadyMessages
@@ -42,9 +43,6 @@ from qmq.errors import CallerError, ClientClosed, InvalidArgument, MessagesExpir
 from qmq.model import BROADCAST, check_name
 from qmq.process.event_loop import WaitingTask
 from qmq.wire.settle_payloads import BY_GROUP_MS, Verdict
-
-if TYPE_CHECKING:
-    from qmq.client.consuming.acks import SpoolSender
 
 log = logging.getLogger("qmq.client")
 
@@ -115,7 +113,7 @@ class Consumer:
         self._expired, self._most_once = expired, most_once
         self._links, self._reset = links, reset
         self._retries = Retries(self.subject, share, send_directed, links.timing.delivery_timeout_s)
-        self._spool_sender = _spool_sender(links, self._terms)
+        self._spool_sender = SpoolSender(links, links.store, self._terms) if links.store is not None else None
         self._loop = links.round.own_loop()
         self._attachments: list[Attachment] = []
         self._loop_turn = LoopTurn(self._loop)
@@ -566,14 +564,6 @@ def _give_back(message: Message | Messages, failure: BaseException | None) -> No
         message.nack(error=failure)
     else:
         message.release()
-
-
-def _spool_sender(links: Links, terms: Terms) -> SpoolSender | None:
-    if links.store is None:
-        return None
-    from qmq.client.consuming.acks import SpoolSender
-
-    return SpoolSender(links, links.store, terms)
 
 
 def default_name(incarnation: str) -> str:
