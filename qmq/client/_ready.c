@@ -1,4 +1,4 @@
-/* What a consumer does for each message, compiled: ready_messages.py has the same classes in Python and describes them, and ready_form.py chooses.
+/* What a consumer does for each message, compiled: iterator.py has the same classes in Python and describes them, and ready_form.py chooses.
  *
  * An `async for` over `ReadyMessages` makes no coroutine of Python for a message. Each call of `anext` gives a coroutine of its own, a `Next`,
  * which notes who asks; nothing else happens before it is awaited. It returns a message that is ready, and otherwise passes on what the
@@ -14,7 +14,7 @@
 #include <structmember.h>
 #include <time.h>
 
-#define LOOP_S 0.05 /* as in ready_messages.py */
+#define LOOP_S 0.05 /* as in iterator.py */
 
 static PyTypeObject *fields_type, *acks_type, *holding_type, *next_type;
 static PyObject *name_add, *name_attempt, *name_batch, *name_bodies, *name_count, *name_decoded, *name_finish, *name_holding, *name_offset;

@@ -2,7 +2,7 @@
 
     ReadyMessages   hands out a run of messages of one slice; between two of them only the lease's end is checked, by the clock
     MessageFields   the fields of a `Message`
-    TaskHolding         what a task got and has not finished
+    TaskHolding     what a task got and has not finished
     GatheredAcks    joins acknowledgements of consecutive messages into one range
     cut_bodies      makes the bodies of a batch
 
@@ -17,9 +17,13 @@ import math
 from collections.abc import Callable, Coroutine, Iterator
 from itertools import repeat
 from operator import length_hint
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from qmq.wire.batch_columns import bytes_column
+
+if TYPE_CHECKING:
+    from qmq.client.consuming.message import Slice
+    from qmq.client.task_messages import TaskMessages
 
 cut_bodies: Final = bytes_column
 """(region, place of the offsets, place of the bytes, number of messages)"""
@@ -45,17 +49,6 @@ class MessageFields:
 
 
 MessageT = TypeVar("MessageT", bound=MessageFields)
-
-
-class Consecutive(Protocol):
-    """A `Slice`: `count` messages of a batch, from number `offset` in it and pull sequence `pull` on."""
-
-    batch: Any
-    offset: int
-    count: int
-    attempt: int
-    pull: int
-    settler: Any
 
 
 class GatheredAcks:
@@ -93,21 +86,6 @@ class TaskHolding:
         self.earlier: list[Any] | None = None
 
 
-class HeldByTasks(Protocol):
-    """`TaskMessages` (task_messages.py)."""
-
-    @property
-    def task(self) -> Callable[[], Any]:
-        """Returns the running task."""
-        ...
-
-    def holding(self, owner: Any) -> TaskHolding: ...
-
-    def finish(self, holding: TaskHolding, last: Any) -> None: ...
-
-    def add(self, holding: TaskHolding, message: Any) -> None: ...
-
-
 class ReadyMessages(Generic[MessageT]):
     """Iterates over a consumer's messages. What a task gets is in `held`, and acknowledged when that task asks for the next one, if it has
     no verdict by then. Without `held` nothing is acknowledged.
@@ -127,18 +105,18 @@ class ReadyMessages(Generic[MessageT]):
         clock: Callable[[], float],
         refill: Callable[[], MessageT | None],
         wait: Callable[[], Coroutine[Any, Any, MessageT]],
-        held: HeldByTasks | None,
+        held: TaskMessages[Any] | None,
     ) -> None:
         self._make, self._clock, self._refill, self._wait, self._held = make, clock, refill, wait, held
         self._holding = TaskHolding(None)
         """That of the task which asked last."""
-        self._slice: Consecutive | None = None
+        self._slice: Slice | None = None
         self._places: Iterator[int] = iter(())
         self._run: Iterator[MessageT] = iter(())
         self._stop, self._until_s = 0, -math.inf
         self._rest_s = clock() + LOOP_S
 
-    def begin(self, part: Consecutive, count: int, until_s: float) -> None:
+    def begin(self, part: Slice, count: int, until_s: float) -> None:
         """Hand out the first `count` messages of a slice, until that time at most. The slice has more, and its bodies are decoded."""
         self.end()
         self._slice, self._stop, self._until_s = part, part.offset + count, until_s
