@@ -1,7 +1,8 @@
 """Sends verdicts from the application to the current master of the queue.
 
-    settle      -> collected -> Request -> SETTLED          sent soon, with others
-    settle_now  ->              Request -> SETTLED          sent immediately; the caller waits
+    ack         -> gathered in `Hold` -> collected in `Verdicts` -> SettleRequest -> SETTLED    consecutive messages, as one range
+    settle      ->                       collected in `Verdicts` -> SettleRequest -> SETTLED    sent soon, with others
+    settle_now  ->                                                  SettleRequest -> SETTLED    sent immediately; the caller waits
 
 Rules:
 * A request is kept until it is answered. If the session ends first, its verdicts are sent again in the next one, if this consumer still
@@ -101,11 +102,6 @@ class Hold(GatheredAcks):
             self.ack_first, self.ack_last, self.ack_limit = 0, -1, -1
             self.settle(first, last, Verdict.ACK)
 
-    @property
-    def gathered(self) -> int:
-        """Acknowledged messages that are not settled yet."""
-        return self.ack_last - self.ack_first + 1
-
     def settle(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
         """Give a verdict on pull sequences; it is sent soon, with others. A message that has a verdict keeps it."""
         self.settle_acks()
@@ -201,7 +197,7 @@ class Verdicts:
     @property
     def gathered(self) -> int:
         """Acknowledged messages that are not settled yet."""
-        return sum([each.gathered for each in self._holds])
+        return sum([each.ack_last - each.ack_first + 1 for each in self._holds])
 
     # --- from the application ------------------------------------------------------------------------------------------
 
@@ -348,7 +344,7 @@ class Verdicts:
             self._transmit(request)
 
     def _unanswered(self) -> list[wire.Settlement]:
-        return [each for request in self._requests for each in request.settlements] + self._unsent.waiting
+        return [each for request in self._requests for each in request.settlements] + self._unsent.collected
 
     # --- sessions come and go ------------------------------------------------------------------------------------------
 

@@ -99,32 +99,27 @@ class Settlements:
     """Collects verdicts to be sent; `take` returns them."""
 
     def __init__(self) -> None:
-        self._collected: list[Settlement] = []
+        self.collected: list[Settlement] = []
         self.messages = 0
 
     def add(self, first: int, last: int, verdict: int, delay_ms: int, error: str = "") -> None:
         """Add a range; it is joined to the last one if it is adjacent and has the same verdict."""
         self.messages += last - first + 1
-        if self._collected:
-            before = self._collected[-1]
+        if self.collected:
+            before = self.collected[-1]
             if before.last + 1 == first and before[2:] == (verdict, delay_ms, error):
-                self._collected[-1] = Settlement(before.first, last, verdict, delay_ms, error)
+                self.collected[-1] = Settlement(before.first, last, verdict, delay_ms, error)
                 return
-        self._collected.append(Settlement(first, last, verdict, delay_ms, error))
-
-    @property
-    def waiting(self) -> list[Settlement]:
-        """The collected verdicts."""
-        return list(self._collected)
+        self.collected.append(Settlement(first, last, verdict, delay_ms, error))
 
     def take(self) -> list[Settlement]:
         """Return and remove the collected verdicts."""
-        taken, self._collected, self.messages = self._collected, [], 0
+        taken, self.collected, self.messages = self.collected, [], 0
         return taken
 
     def cut(self, before: int) -> int:
         """Drop verdicts on pull sequences from `before` on, which are void. Returns their number."""
-        self._collected, lost = cut(self._collected, before)
+        self.collected, lost = cut(self.collected, before)
         self.messages -= lost
         return lost
 
