@@ -359,8 +359,7 @@ class Verdicts:
         for request in self._requests:
             request.is_repeated |= request.is_flying
             request.is_flying = False
-        if not self._is_closed:
-            self._spool.detached()
+        self._spool.detached()
 
     def void(self, before: int, following: int) -> None:
         """Messages from pull sequence `before` on are void; the next message has the pull sequence `following`."""
@@ -400,7 +399,6 @@ class Verdicts:
         """
         self._spool.close(is_told=is_told)
         self._is_closed = True
-        self.detached()
         for request in list(self._requests):
             self._drop(request, ClientClosed("the consumer was closed before the answer came", outcome=Outcome.UNKNOWN))
         if self._timer is not None:
