@@ -11,7 +11,7 @@ and writes them before it answers.
     store         reopened in a thread when the state must go back. Until that is done, the driver neither receives nor sends messages
                   of peers, and other calls of the core wait. Other replicas see a slow replica, which is no worse than a lossy network
 
-If the process dies at any point here, the next start finds a log that ends somewhere and a promise that was made; Raft allows both.
+`Driver._handle` is the sequence of all this, and says what a crash leaves between two of its steps.
 """
 
 from __future__ import annotations
@@ -328,14 +328,16 @@ class Driver:
             self.core.stored(index)
 
     def stored(self, index: int) -> None:
-        """See qmq.broker.parts.Committer. Without effect while the core must wait: it gets the store's index then."""
-        if not self.is_waiting:
-            self._with_core(lambda _: self._stored(index))
+        """See qmq.broker.parts.Committer. Without effect while the core must wait: it gets the store's index then (`_resume`)."""
+        if self.is_waiting:
+            return
 
-    def _stored(self, index: int) -> None:
-        if self.host.store.config.flush is Flush.SYNC:
-            self.core.stored(index)
-        self.core.flushed(index)
+        def tell(_: int) -> None:
+            if self.host.store.config.flush is Flush.SYNC:
+                self.core.stored(index)
+            self.core.flushed(index)
+
+        self._with_core(tell)
 
     def flush_wanted(self, index: int) -> None:
         if self.core.leader is not None:
@@ -405,29 +407,88 @@ class Driver:
             ready = self.core.take()
             if ready == _NOTHING:
                 return
-            self._do(ready)
+            self._handle(ready)
 
-    def _do(self, ready: Ready) -> None:
-        if ready.role is not None and ready.role is not Role.MASTER:
+    def _handle(self, ready: Ready) -> None:
+        """Carry out the core's instructions, in the order of the contract (ready.py).
+
+        Steps 1 and 2 may have to wait. Then `_handle` returns, and the core is not called (`is_waiting`), until `_resume` handles `ready`
+        again from the beginning: what is done was removed from it. Steps 3 to 6 wait for nothing. The Ack of what step 2 wrote belongs to a
+        later Ready: the core is told with `Flush.ASYNC` as soon as it is written, with `Flush.SYNC` when it is flushed (`stored`).
+
+        If the process dies
+
+            before or in 1   the old state is on disk, or the new one. No message has told of the new one
+            after 1          a promise holds, as if its message were lost. The log still has what was to be cut: it mismatches, and gets in
+                             step again. A reset begins once more, because `resetting_until` is on disk
+            in 2             the log may be shorter, or end with a part of the entries. None of them is acknowledged: they are sent again
+            after 2, in 3    messages are lost, as by a network
+            after 3, in 4    what is committed stays committed: the next master has it. Clients without an answer do not know the outcome
+            after 4, in 5    the same, for what is flushed on a majority
+            after 5, in 6    an epoch without a barrier stays unused: the next one is higher. A request to the coordination store is made or
+                             not: the key of a dead master expires, and the next master reads the membership with its epoch
+        """
+        # A replica that is no master any more answers no client from here on: step 2 may cut what is not committed.
+        is_no_master = ready.role not in (None, Role.MASTER)
+        if is_no_master:
             self.host.retire()
+
+        # 1. The state is saved, synced. If the disk has no room for it, everything else waits until a tick can save it.
         if ready.save is not None:
-            self.identity = self.identity.with_state(ready.save)
+            self.identity, ready.save = self.identity.with_state(ready.save), None
             if not self._saved():
                 self._held = ready
                 return
-        self._change_log(ready)
 
-    def _go_on(self, ready: Ready) -> None:
-        """Send messages and do the remaining work, now that the log is in the requested state."""
+        # 2. The log is reset, or cut. To undo applied entries, or changes in memory that are not written yet, a thread reopens the store;
+        #    everything else waits for it.
+        store = self.host.store
+        must_undo = store.unwritten.waits and (ready.truncate is not None or is_no_master)
+        if ready.reset is not None:
+            log.warning("starting over after index %d: the master has no older entries", ready.reset.start_index)
+            self._opening = self._spawn(self._reopen_store(ready, None, tuple(ready.reset.place)))
+            return
+        if must_undo or (ready.truncate is not None and not follower.truncate(store, ready.truncate)):
+            self._opening = self._spawn(self._reopen_store(ready, ready.truncate, None))
+            return
+        if ready.truncate is not None:
+            log.warning("the log was cut after index %d: the new master does not have the entries after it", ready.truncate)
+            check(store.index == ready.truncate, f"the log ends at {store.index} after cutting to {ready.truncate}")
+            ready.truncate = None
+
+        #    Then the log is extended. The flush comes in a later turn of the broker, and nothing here waits for it.
+        while ready.append:
+            append = ready.append[0]
+            stretch: wire.LogStretch = append.payload
+            try:
+                follower.take(store, stretch.runs, stretch.entries)
+            except DiskFull as failure:  # another program took the space after it was asked for
+                self._held = ready
+                self._is_full("storing the master's entries", failure)
+                return
+            check(store.index == append.last_index, f"the log ends at {store.index}, and its master says {append.last_index}")
+            if store.config.flush is Flush.ASYNC:
+                self.core.stored(store.index)
+            self.host.schedule()
+            del ready.append[0]
+
+        # 3. Messages are sent: they report 1, and where the log ends after 2.
         for to, message in ready.messages:
             self._send(to, message)
+
+        # 4. The broker applies what is committed, and answers.
         if ready.commit is not None:
-            self._commit(ready.commit)
+            self.host.commit(ready.commit)
+            self.serve_if_due()
+
+        # 5. It answers what is flushed on a majority, and flushes soon what a client waits for.
         if ready.flushed is not None:
             self.host.flushed(ready.flushed)
         if ready.flush is not None:
-            self.host.store.flush_wanted = ready.flush
+            store.flush_wanted = ready.flush
             self.host.schedule()
+
+        # 6. The new role is told, a master writes its barrier, and requests go to the coordination store.
         if ready.role is not None:
             log.info("%s is %s in epoch %d", self.identity.replica, ready.role.value, self.core.state.promised)
             self._on_role(ready.role)
@@ -436,143 +497,10 @@ class Driver:
         for request in ready.requests:
             self.requests.begin(request)
 
-    def _saved(self) -> bool:
-        """Save the identity. False if the disk is full: a tick tries again then."""
-        try:
-            self._save(self.identity)
-        except DiskFull as failure:
-            self._is_saved = False
-            self._is_full("saving the replica's state", failure)
-            return False
-        self._is_saved = True
-        return True
-
-    def _is_full(self, what: str, failure: DiskFull) -> None:
-        if not self._full_told:
-            log.warning("%s failed, the replica neither votes nor stores entries until there is room: %s", what, failure)
-        self._full_told, self._try_again_ms = True, self._clock.monotonic_ms() + FULL_PAUSE_MS
-
-    def _try_again(self, waits_since_ms: int) -> None:
-        """Save the identity, and go on with the instructions that did not fit."""
-        if self._clock.monotonic_ms() < self._try_again_ms or not self._saved():
-            return
-        held, self._held = self._held, None
-        if held is not None:
-            self._go_on_with(lambda _: self._fits_now(held), waits_since_ms)
-        if self._full_told and not self.is_waiting:
-            log.info("there is room on the disk again")
-            self._full_told = False
-
-    def _fits_now(self, ready: Ready) -> None:
-        self._change_log(ready)
-        if not self.is_waiting:
-            self._stored(self.host.store.flushed_index)
-
-    def remember(self, membership: ReplicaMembership, addresses: dict[str, str]) -> None:
-        """Store what a start without the coordination store needs. An older membership than the known one is not stored: only that one
-        shows that the store's data was put back.
-        """
-        known = self.identity.members()
-        newest = membership if known is None or membership.version >= known.version else known
-        found = replace(self.identity, membership=newest.encode().decode(), addresses=addresses)
-        if found != self.identity:
-            self.identity = found
-            self._saved()
-
-    def _heard_of_store(self, change: Callable[[int], object]) -> None:
-        """Pass the store's answer to the core, and keep the membership that it may have changed."""
-        self._with_core(change)
-        self.remember(self.core.state.membership, self.identity.addresses)
-
-    def grow(self, identity: ReplicaIdentity) -> None:
-        """Save the identity's next generation. Raises DiskFull."""
-        self._save(identity)
-        self.identity = identity
-
-    def doubt(self, epoch: int) -> None:
-        """This replica's folder is an older copy, and the store's highest epoch is `epoch`. Raises DiskFull."""
-        promised = max(self.identity.promised, epoch)
-        self.grow(replace(self.identity, promised=promised, is_whole=False))
-        self._with_core(lambda now_ms: self.core.doubt(now_ms, epoch))
-
     def _send(self, to: str, message: Message) -> None:
         if isinstance(message, Ack | Mismatch):
             message = message._replace(place=(self.host.store.messages.end, self.host.store.actions.end))
         self.mesh.send(to, wire.pack(message))
-
-    # --- the log -------------------------------------------------------------------------------------------------------
-
-    def _change_log(self, ready: Ready) -> None:
-        store, reset, until = self.host.store, ready.reset, ready.truncate
-        must_undo = store.unwritten.waits and (until is not None or ready.role not in (None, Role.MASTER))
-        if reset is not None:
-            log.warning("starting over after index %d: the master has no older entries", reset.start_index)
-            self._opening = self._spawn(self._reopen_store(ready, None, tuple(reset.place)))
-        elif must_undo or (until is not None and not follower.truncate(store, until)):  # changes in memory that are not written yet
-            self._opening = self._spawn(self._reopen_store(ready, until, None))
-        else:
-            self._changed(ready)
-
-    def _changed(self, ready: Ready) -> None:
-        """Append and go on, now that the log is cut or reopened as `ready` requests."""
-        if ready.truncate is not None:
-            log.warning("the log was cut after index %d: the new master does not have the entries after it", ready.truncate)
-            check(self.host.store.index == ready.truncate, f"the log ends at {self.host.store.index} after cutting to {ready.truncate}")
-            ready.truncate = None
-        while ready.append:
-            try:
-                self._append(ready.append[0])
-            except DiskFull as failure:  # another program took the space after it was asked for
-                self._held = ready
-                self._is_full("storing the master's entries", failure)
-                return
-            del ready.append[0]
-        self._go_on(ready)
-
-    @property
-    def is_opening(self) -> bool:
-        """True while the store is being reopened. Its files change during this time."""
-        return self._opening is not None
-
-    @property
-    def is_waiting(self) -> bool:
-        """True while the core must not be called: the store is being reopened, or the disk is full."""
-        return self._opening is not None or self._held is not None
-
-    async def _reopen_store(self, ready: Ready, until: int | None, place: Place | None) -> None:
-        begun_ms = self._clock.monotonic_ms()
-        store = await self._reopen(until, place)
-        if ready.reset is not None:
-            store.begin_at(ready.reset.start_index, ready.reset.start_epoch)
-            self.core.lacks_until(store.gaps_until)
-            ready.reset = None
-        self._opening = None
-        self._go_on_with(lambda _: self._opened(ready), begun_ms)
-
-    def _go_on_with(self, act: Callable[[int], object], begun_ms: int) -> None:
-        """Do what had to wait since `begun_ms`, then the calls of the core that waited. If they must wait once more, they do."""
-        waiting, self._waiting = self._waiting, {}
-        self._with_core(act)
-        self._with_core(lambda now_ms: self.core.tick(now_ms, now_ms - begun_ms))
-        for key, each in waiting.items():
-            self._with_core(each, key)
-
-    def _opened(self, ready: Ready) -> None:
-        self._stored(self.host.store.flushed_index)  # a reopened store is flushed
-        self._change_log(ready)
-
-    def _append(self, append: Append) -> None:
-        store = self.host.store
-        stretch: wire.LogStretch = append.payload
-        follower.take(store, stretch.runs, stretch.entries)
-        check(store.index == append.last_index, f"the log ends at {store.index}, and its master says {append.last_index}")
-        if store.config.flush is Flush.ASYNC:
-            self.core.stored(store.index)
-        self.host.schedule()
-
-    def _commit(self, index: int) -> None:
-        self.host.commit(index)
-        self.serve_if_due()
 
     def serve_if_due(self) -> None:
         """Serve clients, if this epoch's barrier is committed and nothing else is missing."""
@@ -605,6 +533,97 @@ class Driver:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self._fatal(task.exception() or RuntimeError("a task failed"))
+
+    # --- waiting for the store, or for room ----------------------------------------------------------------------------
+
+    @property
+    def is_opening(self) -> bool:
+        """True while the store is being reopened. Its files change during this time."""
+        return self._opening is not None
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while the core must not be called: the store is being reopened, or the disk is full."""
+        return self._opening is not None or self._held is not None
+
+    async def _reopen_store(self, ready: Ready, until: int | None, place: Place | None) -> None:
+        begun_ms = self._clock.monotonic_ms()
+        store = await self._reopen(until, place)
+        if ready.reset is not None:
+            store.begin_at(ready.reset.start_index, ready.reset.start_epoch)
+            self.core.lacks_until(store.gaps_until)
+            ready.reset = None
+        self._opening = None
+        self._resume(ready, begun_ms)
+
+    def _saved(self) -> bool:
+        """Save the identity. False if the disk is full: a tick tries again then."""
+        try:
+            self._save(self.identity)
+        except DiskFull as failure:
+            self._is_saved = False
+            self._is_full("saving the replica's state", failure)
+            return False
+        self._is_saved = True
+        return True
+
+    def _is_full(self, what: str, failure: DiskFull) -> None:
+        if not self._full_told:
+            log.warning("%s failed, the replica neither votes nor stores entries until there is room: %s", what, failure)
+        self._full_told, self._try_again_ms = True, self._clock.monotonic_ms() + FULL_PAUSE_MS
+
+    def _try_again(self, waits_since_ms: int) -> None:
+        """Save the identity, and go on with the instructions that did not fit."""
+        if self._clock.monotonic_ms() < self._try_again_ms or not self._saved():
+            return
+        held, self._held = self._held, None
+        if held is not None:
+            self._resume(held, waits_since_ms)
+        if self._full_told and not self.is_waiting:
+            log.info("there is room on the disk again")
+            self._full_told = False
+
+    def _resume(self, ready: Ready, waits_since_ms: int) -> None:
+        """Handle instructions that had to wait, then the calls of the core that waited. If they must wait once more, they do."""
+        waiting, self._waiting = self._waiting, {}
+
+        def handle(_: int) -> None:
+            self._handle(ready)
+            self.stored(self.host.store.flushed_index)  # not before: until a cut is done, this index counts entries that are cut
+
+        self._with_core(handle)
+        self._with_core(lambda now_ms: self.core.tick(now_ms, now_ms - waits_since_ms))
+        for key, each in waiting.items():
+            self._with_core(each, key)
+
+    # --- the identity --------------------------------------------------------------------------------------------------
+
+    def remember(self, membership: ReplicaMembership, addresses: dict[str, str]) -> None:
+        """Store what a start without the coordination store needs. An older membership than the known one is not stored: only that one
+        shows that the store's data was put back.
+        """
+        known = self.identity.members()
+        newest = membership if known is None or membership.version >= known.version else known
+        found = replace(self.identity, membership=newest.encode().decode(), addresses=addresses)
+        if found != self.identity:
+            self.identity = found
+            self._saved()
+
+    def _heard_of_store(self, change: Callable[[int], object]) -> None:
+        """Pass the store's answer to the core, and keep the membership that it may have changed."""
+        self._with_core(change)
+        self.remember(self.core.state.membership, self.identity.addresses)
+
+    def grow(self, identity: ReplicaIdentity) -> None:
+        """Save the identity's next generation. Raises DiskFull."""
+        self._save(identity)
+        self.identity = identity
+
+    def doubt(self, epoch: int) -> None:
+        """This replica's folder is an older copy, and the store's highest epoch is `epoch`. Raises DiskFull."""
+        promised = max(self.identity.promised, epoch)
+        self.grow(replace(self.identity, promised=promised, is_whole=False))
+        self._with_core(lambda now_ms: self.core.doubt(now_ms, epoch))
 
     # --- news from the store, and operators ----------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from ordersim.tracer import Tracer
 from qmq_coordination.coordination_store import Compare, Operation, Put, TxnResult
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_replication.driver import Driver
+from qmq_replication.ready import Ready
 
 from qmq.testing import TestCluster
 
@@ -43,10 +44,11 @@ class TracedDriver(Driver):
         super().__init__(*args, **options)
         self._committed_logs, self._tracer = logs, tracer
 
-    def _commit(self, index: int) -> None:
-        for entry in self._committed_logs.read(self.identity.group, self.host.store, index):
-            self._tracer.entry(entry)
-        super()._commit(index)
+    def _handle(self, ready: Ready) -> None:
+        super()._handle(ready)
+        if ready.commit is not None and not self.is_waiting:
+            for entry in self._committed_logs.read(self.identity.group, self.host.store, ready.commit):
+                self._tracer.entry(entry)
 
 
 def traced_cluster(tracer: Tracer, *, brokers: int, groups: int) -> TestCluster:

@@ -66,25 +66,20 @@ class TracingDriver(Driver):
             self._tracer.saved(self.identity.promised)
         return is_saved
 
-    def _change_log(self, ready: Ready) -> None:
+    def _handle(self, ready: Ready) -> None:
         if ready.reset is not None:
             self._tracer.ends_trace("LogReset")
-        super()._change_log(ready)
-
-    def _go_on(self, ready: Ready) -> None:
-        self._tracer.changed_log(self.core, ready)
-        super()._go_on(ready)
+        super()._handle(ready)
+        if self.is_waiting:
+            return
+        if ready.commit is not None and self.core.leader is not None:
+            self._tracer.commits(ready.commit)
         for request in ready.requests:
             self._tracer.asks(request)
 
     def _send(self, to: str, message: Message) -> None:
         self._tracer.sends(self.core, to, message)
         super()._send(to, message)
-
-    def _commit(self, index: int) -> None:
-        if self.core.leader is not None:
-            self._tracer.commits(index)
-        super()._commit(index)
 
     def _written(self, index: int) -> None:
         if self.core.leader is not None:
