@@ -405,7 +405,7 @@ class Driver:
     def _carry_out(self) -> None:
         while not self.is_waiting:
             ready = self.core.take()
-            if ready == _NOTHING:
+            if not ready:
                 return
             self._handle(ready)
 
@@ -654,6 +654,3 @@ class Driver:
         if epoch:
             await self.coordinator.resign(epoch)
         await self.mesh.close()
-
-
-_NOTHING: Final = Ready()
