@@ -45,9 +45,13 @@ from qmq_replication.ready import Ack, Append, Campaign, LogChunk, MembershipCha
 log = logging.getLogger("qmq.replication")
 
 HOLD_S: Final = 1.5
+TICK_S: Final = 0.05
+FULL_PAUSE_MS: Final = 500
 
 
 class CoordinationRequests:
+    """Carries out the core's requests to the coordination store, and passes the answers to the core."""
+
     def __init__(
         self,
         core: Replica,
@@ -118,10 +122,6 @@ class CoordinationRequests:
                 self._on_held(epoch, held, asked_ms)
                 self._tell(lambda now_ms, highest=held.epoch: self._core.superseded(now_ms, highest))  # type: ignore[misc]
             await asyncio.sleep(HOLD_S)
-
-
-TICK_S: Final = 0.05
-FULL_PAUSE_MS: Final = 500
 
 
 class Host(Protocol):

@@ -47,6 +47,12 @@ from qmq.wire.frame import Frame, FrameKind
 from qmq.wire.frame_payloads import is_text, unpack_error
 from qmq.wire.frame_stream import FrameStream
 
+log = logging.getLogger("qmq.replication")
+
+RETRY_S: Final = 0.1
+RETRY_S_MAX: Final = 1.0
+CONNECT_S: Final = 2.0
+NONCE_BYTES: Final = 16
 VERSION: Final = 2
 """The handshake's version. Increase it with every change of ready.py: a replica refuses messages with unknown fields."""
 DIALS: Final = "dials"
@@ -117,11 +123,6 @@ def _text(found: dict[str, object], name: str) -> str:
     if not is_text(value):
         raise ProtocolViolation(f"not a replica's hello: {name} holds half of a surrogate pair, which is no character")
     return value
-
-
-log = logging.getLogger("qmq.replication")
-
-NONCE_BYTES: Final = 16
 
 
 def new_nonce() -> str:
@@ -243,11 +244,6 @@ class InboundLink:
         """The connection has ended."""
         if self._arrivals.proved.get(self._hello.replica) is self:
             del self._arrivals.proved[self._hello.replica]
-
-
-RETRY_S: Final = 0.1
-RETRY_S_MAX: Final = 1.0
-CONNECT_S: Final = 2.0
 
 
 class Secret:
