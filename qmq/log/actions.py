@@ -1,4 +1,5 @@
-"""Actions: the consumers' operations, as recorded in the action log. All consumption state follows from them. Pure.
+"""Actions: the consumers' operations, as recorded in the action log. All consumption state follows from them
+(`qmq.log.changes`). Pure.
 
 An entry of the action log holds actions as MessagePack arrays, one after another:
 

@@ -17,8 +17,8 @@ consumer starts above all earlier ones), so a late verdict from before a lost le
 `attempt` counts from 1 how often a message was handed out and processed: a NACK, a lost lease and a new incarnation add one. A RELEASE (of
 an unprocessed message) adds none.
 
-Only `apply` changes state. `due` only reads. `apply` can report the effects of an action on messages as events; a message's trail and
-Spark's deliveries are made from them. The kinds:
+Only the functions in the table of `qmq.log.changes` change state; `due` only reads. They can report the effects of an action on messages as
+events; a message's trail and Spark's deliveries are made from them. The kinds:
 
     pull                          handed out                 return, left, lost, again      taken back from its consumer
     ack, nack, release, dead      its consumer's verdict     expired, passed, reset, skip   done without processing
@@ -27,7 +27,7 @@ Spark's deliveries are made from them. The kinds:
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -35,7 +35,7 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from qmq.errors import InvariantBroken, check
-from qmq.log.actions import AnyAction, Begin, Cause, DeadLettered, Join, Leave, PullAction, Pulled, Reset, Return, SettleAction
+from qmq.log.actions import Begin, Cause, DeadLettered, Join, Leave, PullAction, Pulled, Reset, Return, SettleAction
 from qmq.wire.settle_payloads import Verdict
 
 
@@ -94,7 +94,7 @@ def settlement_kind(verdict: int, cause: int) -> ShareEventKind:
 
 
 Events = list[ShareEvent] | None
-"""The list to which `apply` adds events; None means no events."""
+"""The list to which an action adds its events; None means no events."""
 
 EXPIRED: Final = 0
 """The `attempt` of a range that a PULL removes from the requeued ones because retention deleted its messages."""
@@ -229,16 +229,12 @@ class Share:
 
     # --- changing ------------------------------------------------------------------------------------------------------
 
-    def apply(self, action: AnyAction, events: Events = None) -> Settled:
-        """Apply one action. Returns the result of a SETTLE; other actions settle nothing."""
-        return _APPLY[type(action)](self, action, events) or _NOTHING
-
-    def _begin(self, action: Begin, events: Events) -> None:
+    def begin(self, action: Begin, events: Events = None) -> None:
         self.next_sequence, self.born_ms = action.sequence, action.now_ms
         if events is not None:
             events.append(ShareEvent(ShareEventKind.SKIP, "", 0, action.sequence))
 
-    def _reset(self, action: Reset, events: Events) -> None:
+    def reset(self, action: Reset, events: Events = None) -> None:
         if events is not None:
             events += self._reset_events(action.sequence)
         self.next_sequence = action.sequence
@@ -260,12 +256,12 @@ class Share:
         first, end = sorted((sequence, self.next_sequence))
         yield ShareEvent(ShareEventKind.RESET, "", first, end - first)
 
-    def _join(self, action: Join, events: Events) -> None:
+    def join(self, action: Join, events: Events = None) -> None:
         self._put_back(action.consumer, ShareEventKind.AGAIN, events)
         self.pulls = max(self.pulls, action.received + 1)
         self.holders[action.consumer] = ShareHolder(action.incarnation, action.lease_ms, self.pulls, [])
 
-    def _leave(self, action: Leave, events: Events) -> None:
+    def leave(self, action: Leave, events: Events = None) -> None:
         self._put_back(action.consumer, ShareEventKind.LOST if action.expired else ShareEventKind.LEFT, events)
         self.holders.pop(action.consumer, None)
 
@@ -276,7 +272,7 @@ class Share:
             if events is not None:
                 events += [ShareEvent(kind, consumer, item.first, item.count, item.attempt, item.pull) for item in holder.held]
 
-    def _return(self, action: Return, events: Events) -> None:
+    def take_back(self, action: Return, events: Events = None) -> None:
         holder = self._holder(action.consumer)
         cut = _cut_out(holder, action.received + 1, holder.next_pull)
         self._requeue([Requeued(0, item.first, item.count, item.attempt) for item in cut])
@@ -291,7 +287,7 @@ class Share:
             raise InvariantBroken(f"{consumer} was handed messages, and is no consumer")
         return holder
 
-    def _pull(self, action: PullAction, events: Events) -> None:
+    def pull(self, action: PullAction, events: Events = None) -> None:
         holder = self._holder(action.consumer)
         if events is not None:
             events += self._pull_events(action, holder.next_pull)
@@ -330,7 +326,7 @@ class Share:
                 return
         raise InvariantBroken(f"{wanted} was pulled, but nothing that came back begins there")
 
-    def _settle(self, action: SettleAction, events: Events) -> Settled:
+    def settle(self, action: SettleAction, events: Events = None) -> Settled:
         holder = self.holders.get(action.consumer)
         settled = asked = 0
         errors = dict(action.errors)
@@ -364,7 +360,7 @@ class Share:
         self.dying.append(Dying(self.deaths, item.first, item.count, item.attempt, action.now_ms, error, action.consumer))
         self.deaths += item.count
 
-    def _dead_lettered(self, action: DeadLettered, _: Events) -> None:
+    def dead_lettered(self, action: DeadLettered, _: Events = None) -> None:
         for number, count in action.numbers:
             low = max(bisect_right(self.dying, number, key=_number_of) - 1, 0)
             high = bisect_left(self.dying, number + count, key=_number_of)
@@ -406,17 +402,6 @@ class Share:
 
 
 _number_of: Final = attrgetter("number")
-_NOTHING: Final = Settled(0, 0)
-_APPLY: Final[dict[type[Any], Callable[[Share, Any, Events], Settled | None]]] = {
-    Begin: Share._begin,
-    Join: Share._join,
-    Return: Share._return,
-    PullAction: Share._pull,
-    SettleAction: Share._settle,
-    Leave: Share._leave,
-    Reset: Share._reset,
-    DeadLettered: Share._dead_lettered,
-}
 
 
 def _without(item: Dying, begin: int, end: int) -> list[Dying]:

@@ -30,6 +30,7 @@ from qmq.log.actions import (
     Pulled,
     ShareAction,
 )
+from qmq.log.changes import apply_to
 from qmq.log.group_state import Share, ShareEvent, ShareEventKind, ShareHolder
 from qmq.log.lane_state import LaneHolder, LaneShare
 
@@ -98,14 +99,10 @@ class _OneMessageShare(Share):
             name: ShareHolder(each.incarnation, each.lease_ms, each.next_pull, each.held) for name, each in whole.holders.items()
         }
         self.requeued, self.dying = whole.requeued, whole.dying
-        self._narrow()
+        self.narrow()
 
-    def apply(self, action: Any, events: list[ShareEvent] | None = None) -> Any:
-        settled = super().apply(action, events)
-        self._narrow()
-        return settled
-
-    def _narrow(self) -> None:
+    def narrow(self) -> None:
+        """Drop the ranges without the message that the last action brought."""
         at = self._sequence
         for holder in self.holders.values():
             holder.held = [each for each in holder.held if each.first <= at < each.first + each.count]
@@ -148,7 +145,8 @@ class Trail:
             self.last = TrailEvent(time_ms, self.group, "forget")
             return [self.last]
         events: list[ShareEvent] = []
-        self._share.apply(action, events)
+        apply_to(self._share, action, events)
+        self._share.narrow()
         its = [each for each in events if each.first <= self.sequence < each.first + each.count]
         if its and its[0].kind is ShareEventKind.RESET:
             del its[1:]
@@ -190,7 +188,7 @@ class LaneTrail:
     def apply(self, action: LaneAction, time_ms: int) -> list[TrailEvent]:
         """Apply the group's next action and return its effect on the message."""
         before, holder = where(self.share, self.sequence, self.lp), holder_of(self.share, self.lp)
-        self.share.apply(action)
+        apply_to(self.share, action)
         after = where(self.share, self.sequence, self.lp)
         event = self._event(action, time_ms, before, after, holder)
         if event is None:

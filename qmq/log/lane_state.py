@@ -25,7 +25,7 @@ before 4 with 6 to 7 done after it. When [4, 8) settles 4 to 5 and 8 to 9, both 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -35,7 +35,6 @@ from qmq_ordering.routes import LpRange
 from qmq.errors import check
 from qmq.limits import MIB
 from qmq.log.actions import (
-    LaneAction,
     LaneBegin,
     LaneDone,
     LaneFail,
@@ -235,33 +234,29 @@ class LaneShare:
 
     # --- changing ------------------------------------------------------------------------------------------------------
 
-    def apply(self, action: LaneAction) -> int:
-        """Apply one action. Returns a token, or the number of affected messages; 0 if there are none, or the token is invalid."""
-        return _APPLY[type(action)](self, action) or 0
-
-    def _begin(self, action: LaneBegin) -> None:
+    def begin(self, action: LaneBegin) -> None:
         if not self.progress:
             self.progress = [LaneProgress(LpRange(action.first, action.end), action.sequence)]
             self.expired = action.expired
 
-    def _reset(self, action: LaneReset) -> None:
+    def reset(self, action: LaneReset) -> None:
         self.progress = [LaneProgress(LpRange(action.first, action.end), action.sequence)]
         self.holders.clear()
         self.failures.clear()
         self.parked.clear()
         self.parked_bytes = 0
 
-    def _grant(self, action: LaneGrant) -> int:
+    def grant(self, action: LaneGrant) -> int:
         token, self.next_token = self.next_token, self.next_token + 1
         lps = LpRange(action.first, action.end)
         self.holders = [each for each in self.holders if not each.lps.overlaps(lps)]
         self.holders.append(LaneHolder(lps, action.consumer, action.incarnation, token, action.lease_ms))
         return token
 
-    def _release(self, action: LaneRelease) -> None:
+    def release(self, action: LaneRelease) -> None:
         self.holders = [each for each in self.holders if each.token != action.token]
 
-    def _done(self, action: LaneDone) -> int:
+    def done(self, action: LaneDone) -> int:
         holder = self.holder(action.token)
         if holder is None:
             return 0
@@ -276,7 +271,7 @@ class LaneShare:
         self._join()
         return len(action.ranges)
 
-    def _fail(self, action: LaneFail) -> int:
+    def fail(self, action: LaneFail) -> int:
         if self.holder(action.token) is None:
             return 0
         self.failures.pop(action.sequence, None)
@@ -285,7 +280,7 @@ class LaneShare:
             del self.failures[next(iter(self.failures))]
         return 1
 
-    def _park(self, action: LanePark) -> int:
+    def park(self, action: LanePark) -> int:
         holder = self.holder(action.token)
         if holder is None or not holder.lps.first <= action.lp < holder.lps.end:
             return 0
@@ -311,7 +306,7 @@ class LaneShare:
             self.parked_bytes -= found.size(key)
         return found
 
-    def _unpark(self, action: LaneUnpark) -> int:
+    def unpark(self, action: LaneUnpark) -> int:
         parked = self._forget_key(action.key)
         if parked is None:
             return 0
@@ -324,7 +319,7 @@ class LaneShare:
             self._join()
         return len(parked.sequences)
 
-    def _inherit(self, action: LaneInherit) -> int:
+    def inherit(self, action: LaneInherit) -> int:
         """Park exactly these keys in a range, besides those that have parked messages here. Returns the number of new ones."""
         lps = LpRange(action.first, action.end)
         named = {key for _, key in action.keys}
@@ -390,16 +385,3 @@ class LaneShare:
         share.parked = {bytes(key): ParkedKey(lp, list(sequences)) for key, (lp, sequences) in parked.items()}
         share.parked_bytes = sum([each.size(key) for key, each in share.parked.items()])
         return share
-
-
-_APPLY: Final[dict[type[Any], Callable[[LaneShare, Any], int | None]]] = {
-    LaneBegin: LaneShare._begin,
-    LaneGrant: LaneShare._grant,
-    LaneRelease: LaneShare._release,
-    LaneDone: LaneShare._done,
-    LaneFail: LaneShare._fail,
-    LanePark: LaneShare._park,
-    LaneUnpark: LaneShare._unpark,
-    LaneReset: LaneShare._reset,
-    LaneInherit: LaneShare._inherit,
-}

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from qmq_ordering.routes import LpRange
 
-from qmq.log.actions import DropQueue, Forget, ShareAction
+from qmq.log.actions import DropQueue, Forget
 from qmq.log.consume_log import ConsumeLog, IndexEntry
 from qmq.log.disk import Disk
-from qmq.log.group_state import Settled, Share
+from qmq.log.group_state import Share
 from qmq.log.lane_state import LaneShare
 from qmq.log.producers import Producers, birth_ms
 from qmq.model import QueueId
@@ -182,19 +182,15 @@ class Queue:
             share = self.shares[group] = Share()
         return share
 
-    def apply(self, action: ShareAction) -> Settled:
-        """Apply an action to its share, which is created if absent. FORGET removes the share and the group's lanes; DROP_QUEUE removes
-        all.
-        """
-        if isinstance(action, DropQueue):
-            self.shares.clear()
-            self.lanes.clear()
-            return Settled(0, 0)
-        if isinstance(action, Forget):
-            self.shares.pop(action.group, None)
-            self.lanes.pop(action.group, None)
-            return Settled(0, 0)
-        return self.share(action.group).apply(action)
+    def forget(self, action: Forget) -> None:
+        """The group is deleted here: its share and its lanes."""
+        self.shares.pop(action.group, None)
+        self.lanes.pop(action.group, None)
+
+    def forget_all(self, _: DropQueue) -> None:
+        """Every group is deleted here."""
+        self.shares.clear()
+        self.lanes.clear()
 
     def lane_share(self, group: str) -> LaneShare:
         """The group's lanes. They are created if absent."""

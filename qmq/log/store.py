@@ -19,20 +19,20 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, NamedTuple, overload
 
 from google_crc32c import value as crc32c
 
-from qmq.errors import CorruptBatch, DiskFull, InvariantBroken, LogDamaged, check
+from qmq.errors import CorruptBatch, DiskFull, LogDamaged, check
 from qmq.limits import BATCH_BYTES_MAX
 from qmq.log import command_messages
-from qmq.log.actions import AnyAction, LaneAction, ScheduleAction, decode_actions
+from qmq.log.actions import AnyAction, LaneGrant, LaneInherit, LaneUnpark, ScheduleStruct, SettleAction, decode_actions
+from qmq.log.changes import apply
 from qmq.log.command_messages import QueueErasure
 from qmq.log.consume_log import IndexEntry
 from qmq.log.disk import Disk, FolderLock, FreeSpace, Unflushed
 from qmq.log.envelopes import begins_at, entry_at, epoch_of, first_index, unwrap, with_epoch, wrap
 from qmq.log.group_state import Settled
-from qmq.log.lane_state import LaneShare
 from qmq.log.log_config import Flush, LogConfig
 from qmq.log.opening_snapshots import SnapshotReader, to_payloads
 from qmq.log.projection import Projection
@@ -47,8 +47,6 @@ from qmq.process.files import make_private
 from qmq.wire.batch import ENVELOPE_BYTES, BatchView, Envelope, Kind, parse_envelope, place, region_crc_of
 from qmq.wire.batch_columns import REGION, RegionHeader, check_region
 from qmq.wire.frame_payloads import Produced
-
-_NOTHING: Final = Settled(0, 0)
 
 
 class Intake(NamedTuple):
@@ -346,11 +344,22 @@ class Store:
 
     # --- actions -------------------------------------------------------------------------------------------------------
 
-    def act(self, action: AnyAction) -> Settled:
-        """Apply an action immediately; the next `write_actions` writes it. Actions of a schedule are applied when they are written."""
-        is_scheduled = isinstance(action, ScheduleAction)
-        self.unwritten.add(action, is_scheduled=is_scheduled)
-        return _NOTHING if is_scheduled else self.apply(action)
+    @overload
+    def act(self, action: SettleAction) -> Settled: ...
+    @overload
+    def act(self, action: LaneGrant | LaneInherit | LaneUnpark) -> int: ...
+    @overload
+    def act(self, action: AnyAction) -> object: ...
+    def act(self, action: AnyAction) -> Any:
+        """Apply an action immediately; the next `write_actions` writes it. Actions of a schedule are applied when they are written.
+
+        Returns what was settled, the token of a grant, or the number of affected messages or keys.
+        """
+        if isinstance(action, ScheduleStruct):
+            self.unwritten.add(action, is_scheduled=True)
+            return None
+        self.unwritten.add(action, is_scheduled=False)
+        return apply(self.open_queue(action.subject, action.partition), action)
 
     def write_actions(self) -> None:
         """Write the actions since the last call.
@@ -374,30 +383,14 @@ class Store:
             with suppress(DiskFull):
                 self._open_segment(ACTIONS, self._share_states())
 
-    def apply(self, action: AnyAction) -> Settled:
-        """Apply an action to its share or lanes. Called when acting and when replaying."""
-        if isinstance(action, LaneAction):
-            return Settled(self.lane_share_of(action).apply(action), 0)
-        if isinstance(action, ScheduleAction):
-            raise InvariantBroken(f"{action} changes no share: it is the schedule's")
-        return self.open_queue(action.subject, action.partition).apply(action)
-
-    def act_on_lane(self, action: LaneAction) -> int:
-        """Apply an action immediately; the next `write_actions` writes it. Returns the result of `LaneShare.apply`."""
-        return self.act(action).settled
-
-    def lane_share_of(self, action: LaneAction) -> LaneShare:
-        """The lanes of the action's group. They are created if absent."""
-        return self.open_queue(action.subject, action.partition).lane_share(action.group)
-
     def apply_entry(self, log: int, position: int, envelope: Envelope, region: bytes) -> None:
         """Apply an entry to the derived state: on a slave, and at a restart."""
         if envelope.kind == Kind.SNAPSHOT:
             self._apply_snapshot(log, position, envelope, region)
         elif envelope.kind == Kind.ACTIONS:
             for action in decode_actions(unwrap(region)):
-                if not isinstance(action, ScheduleAction):
-                    self.apply(action)
+                if not isinstance(action, ScheduleStruct):
+                    apply(self.open_queue(action.subject, action.partition), action)
                 elif self.projection is not None:
                     self.projection.act(envelope.index, envelope.append_time_ms, action)
         elif envelope.kind in (Kind.DATA, Kind.COMMAND):

@@ -51,6 +51,7 @@ from qmq.log.actions import (
     Return,
     SettleAction,
 )
+from qmq.log.changes import apply_to
 from qmq.log.group_state import Share
 from qmq.wire.frame_payloads import Verdict
 
@@ -183,7 +184,7 @@ def test_overlapping_verdicts_of_one_action_settle_once() -> None:
 def test_a_log_that_begins_with_a_snapshot_knows_what_was_open_then() -> None:
     share = Share()
     for action in (joined(), pulled((0, 4, 1))):
-        share.apply(action)
+        apply_to(share, action)
     opening = snapshot(START_MS, [[*NAMES, share.to_state()]])
     found = list(deliveries([opening, entry(START_MS + 5, settled((1, 1, ACK, 0)))]))
     assert plain(found) == [(1, 1, 1, None, 5, "ack"), (0, 0, 1, None, None, "open"), (2, 3, 1, None, None, "open")]
@@ -233,7 +234,7 @@ class Model:
     def act(self, action: AnyAction) -> None:
         self.now_ms += 7
         self.actions.append(entry(self.now_ms, action, index=len(self.actions) + 1))
-        self.share.apply(action)
+        apply_to(self.share, action)
 
     def end(self, consumer: str, pulls: range, fate: str) -> None:
         for pull in pulls:

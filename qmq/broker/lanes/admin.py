@@ -245,9 +245,9 @@ class LaneAdmin:
         await self._broker.committed()
 
     def _act_on_holders(self, queue: Queue, share: LaneShare, action: LaneInherit | LaneUnpark) -> int:
-        """Apply an action that may take lanes from their holders, and notify these. Returns the result of `LaneShare.apply`."""
+        """Apply an action that may take lanes from their holders, and notify these. Returns the number of affected messages or keys."""
         tokens = {each.token for each in share.holders}
-        count = self._broker.store.act_on_lane(action)
+        count = self._broker.store.act(action)
         for token in tokens - {each.token for each in share.holders}:
             self._broker.lanes.forget(queue, action.group, token)
         return count

@@ -330,7 +330,7 @@ class Lanes:
         for each in mine:
             self._release(queue, request.group, each)
         self._counters.group(queue.id.subject, request.group).lanes_granted += 1
-        return self._store.act_on_lane(
+        return self._store.act(
             LaneGrant(
                 queue.id.subject,
                 queue.id.partition,

@@ -43,6 +43,7 @@ from qmq.log.actions import (
     ScheduleAction,
     decode_actions,
 )
+from qmq.log.changes import apply_to
 from qmq.log.envelopes import unwrap
 from qmq.log.group_state import Share, ShareEvent, ShareEventKind
 from qmq.log.lane_state import LaneShare
@@ -65,7 +66,7 @@ class ShareReplay:
     def apply(self, action: Any, time_ms: int) -> Iterator[Delivery]:
         """Apply an action and yield the deliveries that it ended. Consume the iterator before the next call."""
         events: list[ShareEvent] = []
-        self.share.apply(action, events)
+        apply_to(self.share, action, events)
         for each in events:
             if each.kind is ShareEventKind.PULL:
                 times = self._pulls.setdefault(each.consumer, _PullTimes())
@@ -136,7 +137,7 @@ class LaneReplay:
         if isinstance(action, LaneDone):
             for first, last in action.ranges:
                 yield from self._done(action, first, last, time_ms)
-                self.share.apply(msgspec.structs.replace(action, ranges=((first, last),)))  # One by one, because they may overlap.
+                apply_to(self.share, msgspec.structs.replace(action, ranges=((first, last),)))  # One by one, because they may overlap.
             return
         if isinstance(action, LaneFail):
             holder = self.share.holder(action.token)
@@ -149,7 +150,7 @@ class LaneReplay:
         elif isinstance(action, LaneReset):
             for key in self.share.parked:
                 yield from self._parked_of(key, DeliveryFate.RESET, time_ms)
-        self.share.apply(action)
+        apply_to(self.share, action)
 
     def _one(self, consumer: str, sequence: int, lps: LpRange, fate: DeliveryFate, time_ms: int | None) -> Delivery:
         return Delivery(self.key, consumer, sequence, sequence, None, None, time_ms, fate, 0, lps)

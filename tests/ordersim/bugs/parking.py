@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ordersim.bugs.planting import plant
+from ordersim.bugs.planting import changed, plant
 from qmq.log import lane_state
 from qmq.log.actions import LaneUnpark
 from qmq.log.lane_state import LaneShare
 
-_unpark = LaneShare._unpark
+_unpark = LaneShare.unpark
 
 
 def _replay_without_the_last(self: LaneShare, action: Any) -> int:
@@ -31,11 +31,7 @@ def _forget_key_and_not_its_size(self: LaneShare, key: bytes) -> Any:
     return self.parked.pop(key, None)
 
 
-def _unparks(unpark: Any) -> tuple[Any, str, Any]:
-    return lane_state, "_APPLY", {**lane_state._APPLY, LaneUnpark: unpark}
-
-
-plant("leave the last message of a parked key out of its replay", _unparks(_replay_without_the_last))
-plant("replay a key and let its reader read on", _unparks(_replay_and_keep_readers))
+plant("leave the last message of a parked key out of its replay", changed(LaneUnpark, _replay_without_the_last))
+plant("replay a key and let its reader read on", changed(LaneUnpark, _replay_and_keep_readers))
 plant("count what is given back as parked for ever", (LaneShare, "_forget_key", _forget_key_and_not_its_size))
 plant("tell a reader of no parked keys", (LaneShare, "parked_in", lambda *_: []))

@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from qmq.log import changes
+
 BUGS: dict[str, Callable[[], AbstractContextManager[None]]] = {}
 
 
@@ -22,3 +24,9 @@ def plant(name: str, *places: tuple[Any, str, Any]) -> None:
 
     assert name not in BUGS
     BUGS[name] = planted
+
+
+def changed(action: type[Any], change: Callable[..., Any]) -> tuple[Any, str, Any]:
+    """A place for `plant`: another function changes the state for this kind of action."""
+    part, _ = changes.CHANGES[action]
+    return changes, "CHANGES", {**changes.CHANGES, action: (part, change)}

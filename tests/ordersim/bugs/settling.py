@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ordersim.bugs.planting import plant
+from ordersim.bugs.planting import changed, plant
 from qmq.broker.lanes.lanes import Lanes
 from qmq.client.consuming.ordered.lane import Cell, LaneCore, LaneState, _piece
-from qmq.log import lane_state
+from qmq.log.actions import LaneDone, LaneRelease
 from qmq.log.lane_state import LaneHolder, LaneShare
 from qmq.wire.frame_payloads import LaneVerdict
 
-_holder, _release, _grant = LaneShare.holder, LaneShare._release, LaneShare._grant
+_holder, _release = LaneShare.holder, LaneShare.release
 _begin, _delivered = LaneCore.begin, LaneCore.delivered
 _FORGOTTEN: dict[int, dict[int, LaneHolder]] = {}
 
@@ -33,9 +33,8 @@ def _do_not_tell(self: Lanes, queue: Any, group: str, token: int) -> None:
 plant(
     "let a zombie's verdicts count",
     (LaneShare, "holder", _find_void),
-    (LaneShare, "_release", _keep_void),
     (Lanes, "forget", _do_not_tell),
-    (lane_state, "_APPLY", {**lane_state._APPLY, lane_state.LaneRelease: _keep_void}),
+    changed(LaneRelease, _keep_void),
 )
 
 
@@ -49,10 +48,7 @@ def _done_everywhere(self: LaneShare, action: Any) -> int:
     return len(action.ranges)
 
 
-plant(
-    "count as done what is another lane's",
-    (lane_state, "_APPLY", {**lane_state._APPLY, lane_state.LaneDone: _done_everywhere}),
-)
+plant("count as done what is another lane's", changed(LaneDone, _done_everywhere))
 
 
 def _settle_at_once(self: LaneCore, cell: Cell) -> bool:

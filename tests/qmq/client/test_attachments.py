@@ -20,6 +20,7 @@ from qmq.client.consuming.attachment import MANY, Attachment
 from qmq.client.consuming.consumer import TURN_MESSAGES
 from qmq.errors import MessagesExpired, NoQuorum, NotMaster, ProtocolViolation, StaleDelivery, UnknownConsumer
 from qmq.log.actions import Begin, Join, PullAction, Pulled, Return, SettleAction
+from qmq.log.changes import apply_to
 from qmq.log.group_state import Share
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
@@ -551,7 +552,7 @@ class ModelGroup:
         self.consumer = ""
         self.acked: list[int] = []
         """Sequences that were settled, as the broker understood it."""
-        self.share.apply(self.actions[0])  # type: ignore[arg-type]
+        apply_to(self.share, self.actions[0])  # type: ignore[arg-type]
         for replica in group.replicas:
             replica.handle |= {
                 FrameKind.ATTACH: self._attach,
@@ -563,7 +564,7 @@ class ModelGroup:
 
     def _act(self, action: object) -> None:
         self.actions.append(action)
-        self.share.apply(action)  # type: ignore[arg-type]
+        apply_to(self.share, action)  # type: ignore[arg-type]
         self.share.check()
 
     def _commit(self) -> None:
@@ -573,7 +574,7 @@ class ModelGroup:
         keep = self.draw.randint(self.committed, len(self.actions))
         self.actions, self.share = self.actions[:keep], Share()
         for action in self.actions:
-            self.share.apply(action)  # type: ignore[arg-type]
+            apply_to(self.share, action)  # type: ignore[arg-type]
         self.committed = keep
         broker = self.group.master
         assert broker is not None

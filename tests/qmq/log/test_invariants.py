@@ -10,15 +10,17 @@ import pytest
 from qmq.errors import CorruptBatch, InvariantBroken
 from qmq.log import command_messages
 from qmq.log.actions import Join, Leave, PullAction, Pulled, Return
+from qmq.log.changes import apply_to
 from qmq.log.group_state import Share
 from qmq.model import Partition, QueueId
 
 NAMES = ("s", 0, "g", "c")
 _PULL_OF_NOBODY = """
 from qmq.log.actions import PullAction, Pulled
+from qmq.log.changes import apply_to
 from qmq.log.group_state import Share
 assert False, "this is removed"
-Share().apply(PullAction("s", 0, "g", "c", (Pulled(0, 1, 1),)))
+apply_to(Share(), PullAction("s", 0, "g", "c", (Pulled(0, 1, 1),)))
 """
 
 
@@ -29,14 +31,14 @@ def test_a_broken_invariant_is_noticed_where_asserts_are_removed() -> None:
 
 def test_what_only_the_master_does_and_never_does_wrong_breaks_an_invariant() -> None:
     share = Share()
-    share.apply(Leave(*NAMES, expired=False))
+    apply_to(share, Leave(*NAMES, expired=False))
     for action in (PullAction(*NAMES, (Pulled(0, 1, 1),)), Return(*NAMES, received=-1)):
         with pytest.raises(InvariantBroken, match="is no consumer"):
-            share.apply(action)
-    share.apply(Join(*NAMES, incarnation="i", lease_ms=1, received=-1))
-    share.apply(PullAction(*NAMES, (Pulled(0, 2, 1),)))
+            apply_to(share, action)
+    apply_to(share, Join(*NAMES, incarnation="i", lease_ms=1, received=-1))
+    apply_to(share, PullAction(*NAMES, (Pulled(0, 2, 1),)))
     with pytest.raises(InvariantBroken, match="nothing that came back begins there"):
-        share.apply(PullAction(*NAMES, (Pulled(1, 1, 2),)))
+        apply_to(share, PullAction(*NAMES, (Pulled(1, 1, 2),)))
     share.check()
 
 

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from qmq_ordering.routes import LpRange
 
 from qmq.log.actions import LaneBegin, LaneDone, LaneFail, LaneGrant, LaneInherit, LanePark, LaneRelease, LaneReset, LaneUnpark
+from qmq.log.changes import apply_to
 from qmq.log.lane_state import LaneProgress, LaneShare
 
 WIDTH, LENGTH = 8, 12
@@ -20,7 +21,7 @@ class LaneMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.share = LaneShare()
-        self.share.apply(LaneBegin(*NAMES, 0, WIDTH, 0, 0))
+        apply_to(self.share, LaneBegin(*NAMES, 0, WIDTH, 0, 0))
         self.done: set[tuple[int, int]] = set()
         self.holders: dict[int, tuple[int, int]] = {}
         self.parked: dict[bytes, tuple[int, list[int]]] = {}
@@ -30,16 +31,16 @@ class LaneMachine(RuleBasedStateMachine):
         end = min(first + width, WIDTH)
         for token, (a, b) in list(self.holders.items()):
             if a < end and first < b:
-                self.share.apply(LaneRelease(*NAMES, token))
+                apply_to(self.share, LaneRelease(*NAMES, token))
                 del self.holders[token]
-        token = self.share.apply(LaneGrant(*NAMES, first, end, "i", 1000))
+        token = apply_to(self.share, LaneGrant(*NAMES, first, end, "i", 1000))
         assert token not in self.holders
         self.holders[token] = (first, end)
 
     @rule(token=st.integers(1, 30), spans=st.lists(st.tuples(st.integers(0, LENGTH - 1), st.integers(1, 5)), min_size=1, max_size=3))
     def settle(self, token: int, spans: list[tuple[int, int]]) -> None:
         ranges = tuple((first, min(first + n, LENGTH) - 1) for first, n in spans)
-        counted = self.share.apply(LaneDone(*NAMES, token, ranges))
+        counted = apply_to(self.share, LaneDone(*NAMES, token, ranges))
         assert bool(counted) == (token in self.holders)
         if token in self.holders:
             for lp in range(*self.holders[token]):
@@ -48,7 +49,7 @@ class LaneMachine(RuleBasedStateMachine):
 
     @rule(token=st.integers(1, 30))
     def release(self, token: int) -> None:
-        self.share.apply(LaneRelease(*NAMES, token))
+        apply_to(self.share, LaneRelease(*NAMES, token))
         self.holders.pop(token, None)
 
     @precondition(lambda self: self.holders)
@@ -62,7 +63,7 @@ class LaneMachine(RuleBasedStateMachine):
         candidates = [at for at in range(LENGTH) if at > max(sequences, default=-1) and (lp, at) not in self.done]
         if candidates:
             at = candidates[0]
-            assert self.share.apply(LanePark(*NAMES, token, at, lp, key)) == 1
+            assert apply_to(self.share, LanePark(*NAMES, token, at, lp, key)) == 1
             self.parked.setdefault(key, (lp, []))[1].append(at)
             for each in range(first, end):
                 self.done.add((each, at))
@@ -72,7 +73,7 @@ class LaneMachine(RuleBasedStateMachine):
     def unpark(self, data: st.DataObject, replays: bool) -> None:
         key = data.draw(st.sampled_from(sorted(self.parked)))
         lp, sequences = self.parked.pop(key)
-        assert self.share.apply(LaneUnpark("s", 1, "g", "", key, replays)) == len(sequences)
+        assert apply_to(self.share, LaneUnpark("s", 1, "g", "", key, replays)) == len(sequences)
         self.holders = {token: (a, b) for token, (a, b) in self.holders.items() if not a <= lp < b}
         if replays:
             self.done -= {(lp, at) for at in sequences}
@@ -83,7 +84,7 @@ class LaneMachine(RuleBasedStateMachine):
         keys = {b"k%d" % lp: lp for lp in lps if first <= lp < end}
         fresh = keys.keys() - self.parked.keys()
         action = LaneInherit("s", 1, "g", "", first, end, tuple((lp, key) for key, lp in keys.items()))
-        assert self.share.apply(action) == len(fresh)
+        assert apply_to(self.share, action) == len(fresh)
         for key in [key for key, (lp, at) in self.parked.items() if first <= lp < end and not at and key not in keys]:
             del self.parked[key]
         for key in fresh:
@@ -111,51 +112,51 @@ test_lanes_agree_with_the_model = LaneMachine.TestCase
 
 def test_a_void_token_settles_fails_and_parks_nothing() -> None:
     share = LaneShare()
-    share.apply(LaneBegin(*NAMES, 0, 8, 0, 0))
-    zombie = share.apply(LaneGrant(*NAMES, 0, 8, "i", 1000))
-    share.apply(LaneRelease(*NAMES, zombie))
+    apply_to(share, LaneBegin(*NAMES, 0, 8, 0, 0))
+    zombie = apply_to(share, LaneGrant(*NAMES, 0, 8, "i", 1000))
+    apply_to(share, LaneRelease(*NAMES, zombie))
     before = share.to_state()
-    assert share.apply(LaneDone(*NAMES, zombie, ((0, 5),))) == 0
-    assert share.apply(LaneFail(*NAMES, zombie, 3, 1)) == 0
-    assert share.apply(LanePark(*NAMES, zombie, 3, 1, b"k")) == 0
+    assert apply_to(share, LaneDone(*NAMES, zombie, ((0, 5),))) == 0
+    assert apply_to(share, LaneFail(*NAMES, zombie, 3, 1)) == 0
+    assert apply_to(share, LanePark(*NAMES, zombie, 3, 1, b"k")) == 0
     assert share.to_state() == before
 
 
 def test_tokens_grow_and_are_never_given_twice() -> None:
     share = LaneShare()
-    share.apply(LaneBegin(*NAMES, 0, 8, 0, 0))
-    tokens = [share.apply(LaneGrant(*NAMES, 0, 8, "i", 1000)) for _ in range(3)]
-    share.apply(LaneReset(*NAMES, 0, 8, 0))
-    tokens.append(share.apply(LaneGrant(*NAMES, 0, 8, "i", 1000)))
+    apply_to(share, LaneBegin(*NAMES, 0, 8, 0, 0))
+    tokens = [apply_to(share, LaneGrant(*NAMES, 0, 8, "i", 1000)) for _ in range(3)]
+    apply_to(share, LaneReset(*NAMES, 0, 8, 0))
+    tokens.append(apply_to(share, LaneGrant(*NAMES, 0, 8, "i", 1000)))
     assert tokens == sorted(set(tokens))
 
 
 def test_a_group_that_began_is_not_begun_again_elsewhere() -> None:
     share = LaneShare()
-    share.apply(LaneBegin(*NAMES, 0, 8, 5, 0))
-    share.apply(LaneBegin(*NAMES, 0, 8, 0, 0))
+    apply_to(share, LaneBegin(*NAMES, 0, 8, 5, 0))
+    apply_to(share, LaneBegin(*NAMES, 0, 8, 0, 0))
     assert share.done_before() == 5
 
 
 def test_neighbours_that_come_to_the_same_point_are_one_again() -> None:
     share = LaneShare()
-    share.apply(LaneBegin(*NAMES, 0, 8, 0, 0))
-    left = share.apply(LaneGrant(*NAMES, 0, 4, "i", 1000))
-    right = share.apply(LaneGrant(*NAMES, 4, 8, "i", 1000))
-    share.apply(LaneDone(*NAMES, left, ((0, 9),)))
-    share.apply(LaneDone(*NAMES, right, ((0, 3), (6, 7))))
+    apply_to(share, LaneBegin(*NAMES, 0, 8, 0, 0))
+    left = apply_to(share, LaneGrant(*NAMES, 0, 4, "i", 1000))
+    right = apply_to(share, LaneGrant(*NAMES, 4, 8, "i", 1000))
+    apply_to(share, LaneDone(*NAMES, left, ((0, 9),)))
+    apply_to(share, LaneDone(*NAMES, right, ((0, 3), (6, 7))))
     assert share.progress == [LaneProgress(LpRange(0, 4), 10), LaneProgress(LpRange(4, 8), 4, [(6, 8)])]
-    share.apply(LaneDone(*NAMES, right, ((4, 5), (8, 9))))
+    apply_to(share, LaneDone(*NAMES, right, ((4, 5), (8, 9))))
     assert share.progress == [LaneProgress(LpRange(0, 8), 10)]
 
 
 def test_parking_a_parked_key_again_counts_once() -> None:
     """A consumer parks the key again when the answer was lost."""
     share = LaneShare()
-    share.apply(LaneBegin(*NAMES, 0, 8, 0, 0))
-    token = share.apply(LaneGrant(*NAMES, 0, 8, "i", 1000))
+    apply_to(share, LaneBegin(*NAMES, 0, 8, 0, 0))
+    token = apply_to(share, LaneGrant(*NAMES, 0, 8, "i", 1000))
     for at in (5, 9, 5, 9):
-        share.apply(LanePark(*NAMES, token, at, 3, b"k"))
+        apply_to(share, LanePark(*NAMES, token, at, 3, b"k"))
     assert share.parked[b"k"].sequences == [5, 9]
 
 

@@ -17,6 +17,7 @@ from support import ManualClock, SmallDisk
 
 from qmq.errors import DiskFull
 from qmq.log.actions import Begin, Join, LaneBegin, LaneDone, LaneFail, LaneGrant, LanePark, LaneUnpark, PullAction, Pulled, SettleAction
+from qmq.log.changes import apply_to
 from qmq.log.group_state import Share
 from qmq.log.lane_state import FAILURES_MAX, LaneProgress, LaneShare
 from qmq.log.log_config import LogConfig
@@ -55,17 +56,17 @@ def require_linear(lines: Callable[[int], int], small: int) -> None:
 
 def lanes() -> tuple[LaneShare, int]:
     share = LaneShare()
-    share.apply(LaneBegin(*NAMES, "", 0, 8, 0, 0))
-    return share, share.apply(LaneGrant(*NAMES, "c", 0, 8, "i", 1_000))
+    apply_to(share, LaneBegin(*NAMES, "", 0, 8, 0, 0))
+    return share, apply_to(share, LaneGrant(*NAMES, "c", 0, 8, "i", 1_000))
 
 
 def test_settling_ranges_beside_failures_is_linear() -> None:
     def lines(count: int) -> int:
         share, token = lanes()
         for at in range(min(count, FAILURES_MAX)):
-            share.apply(LaneFail(*NAMES, "c", token, 2 * count + at, 1))
+            apply_to(share, LaneFail(*NAMES, "c", token, 2 * count + at, 1))
         done = LaneDone(*NAMES, "c", token, tuple([(2 * at, 2 * at) for at in range(count)]))
-        return lines_of(lambda: share.apply(done))
+        return lines_of(lambda: apply_to(share, done))
 
     require_linear(lines, 250)
 
@@ -74,8 +75,8 @@ def test_replaying_a_long_parked_key_is_linear() -> None:
     def lines(count: int) -> int:
         share, token = lanes()
         for at in range(count):
-            share.apply(LanePark(*NAMES, "c", token, 2 * at, 3, b"key"))
-        return lines_of(lambda: share.apply(LaneUnpark(*NAMES, "", b"key", True)))
+            apply_to(share, LanePark(*NAMES, "c", token, 2 * at, 3, b"key"))
+        return lines_of(lambda: apply_to(share, LaneUnpark(*NAMES, "", b"key", True)))
 
     require_linear(lines, 250)
 
@@ -92,13 +93,13 @@ def test_a_new_producer_in_a_full_queue_looks_at_no_other() -> None:
 
 def test_a_verdict_looks_at_few_of_the_ranges_that_wait() -> None:
     share = Share()
-    share.apply(Begin(*NAMES, "", 0))
-    share.apply(Join(*NAMES, "c", "i", 1_000, -1))
-    share.apply(PullAction(*NAMES, "c", (Pulled(0, 20_000, 1),)))
+    apply_to(share, Begin(*NAMES, "", 0))
+    apply_to(share, Join(*NAMES, "c", "i", 1_000, -1))
+    apply_to(share, PullAction(*NAMES, "c", (Pulled(0, 20_000, 1),)))
     nacks = tuple([(2 * at, 2 * at, int(Verdict.NACK), 5) for at in range(9_000)])
-    share.apply(SettleAction(*NAMES, "c", 7, nacks))
+    apply_to(share, SettleAction(*NAMES, "c", 7, nacks))
     one = SettleAction(*NAMES, "c", 9, ((19_000, 19_000, int(Verdict.NACK), 5),))
-    assert lines_of(lambda: share.apply(one)) < 300
+    assert lines_of(lambda: apply_to(share, one)) < 300
     share.check()
 
 

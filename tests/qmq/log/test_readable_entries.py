@@ -83,7 +83,7 @@ def fill(store: Store, load: Load) -> None:
     ordered = store.open_queue(*LANES[:2])
     ordered.next_sequence = HUGE
     store.act(LaneBegin(*LANES, "", 0, 8, 0, 0))
-    token = store.act_on_lane(LaneGrant(*LANES, "consumer", 0, 8, "incarnation", 1_000))
+    token = store.act(LaneGrant(*LANES, "consumer", 0, 8, "incarnation", 1_000))
     lanes = ordered.lane_share(LANES[2])
     lanes.progress = [LaneProgress(LpRange(0, 8), 0, [(HUGE + 4 * at, HUGE + 4 * at + 1) for at in range(load.done)])]
     if load.parked:

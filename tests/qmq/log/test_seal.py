@@ -36,7 +36,7 @@ def sealed_store(folder: Path) -> Store:
 def test_a_sealed_partition_is_sealed_after_any_restart(tmp_path: Path, ending: str) -> None:
     store = sealed_store(tmp_path)
     store.act(LaneBegin("s", 1, "g", "", 0, 8, 0, 0))
-    token = store.act_on_lane(LaneGrant("s", 1, "g", "c", 0, 8, "i", 1000))
+    token = store.act(LaneGrant("s", 1, "g", "c", 0, 8, "i", 1000))
     store.act(LaneDone("s", 1, "g", "c", token, ((0, 1),)))
     store.write_actions()
     if ending == "killed":

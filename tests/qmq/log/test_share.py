@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from qmq.log.actions import Begin, DeadLettered, Join, Leave, PullAction, Pulled, Reset, Return, SettleAction
+from qmq.log.changes import apply_to
 from qmq.log.group_state import Dying, Requeued, Settled, Share
 from qmq.wire.frame_payloads import Verdict
 
@@ -16,17 +17,17 @@ WHERE = ("s", 0, "g")
 
 
 def pull(share: Share, consumer: str, *ranges: tuple[int, int, int]) -> None:
-    share.apply(PullAction(*WHERE, consumer, tuple(Pulled(*each) for each in ranges)))
+    apply_to(share, PullAction(*WHERE, consumer, tuple(Pulled(*each) for each in ranges)))
 
 
 def settle(share: Share, consumer: str, *settlements: tuple[int, int, int, int], now_ms: int = 0) -> Settled:
-    return share.apply(SettleAction(*WHERE, consumer, now_ms, settlements))
+    return apply_to(share, SettleAction(*WHERE, consumer, now_ms, settlements))
 
 
 def joined(*consumers: str) -> Share:
     share = Share()
     for each in consumers:
-        share.apply(Join(*WHERE, each, "i", 1000, -1))
+        apply_to(share, Join(*WHERE, each, "i", 1000, -1))
     return share
 
 
@@ -34,7 +35,7 @@ def test_acknowledged_messages_never_come_back() -> None:
     share = joined("a")
     pull(share, "a", (0, 10, 1))
     assert settle(share, "a", (0, 9, Verdict.ACK, 0)) == (10, 0)
-    share.apply(Leave(*WHERE, "a", True))
+    apply_to(share, Leave(*WHERE, "a", True))
     assert share.requeued == []
     assert share.settled_before() == 10
 
@@ -43,15 +44,15 @@ def test_a_dead_consumers_messages_go_to_the_others_one_attempt_older() -> None:
     share = joined("a", "b")
     pull(share, "a", (0, 10, 1))
     settle(share, "a", (0, 3, Verdict.ACK, 0), (6, 6, Verdict.ACK, 0))
-    share.apply(Leave(*WHERE, "a", True))
+    apply_to(share, Leave(*WHERE, "a", True))
     assert share.due(0, 100) == [Requeued(0, 4, 2, 2), Requeued(0, 7, 3, 2)]
 
 
 def test_a_late_verdict_from_before_a_lost_lease_settles_nothing() -> None:
     share = joined("a")
     pull(share, "a", (0, 10, 1))
-    share.apply(Leave(*WHERE, "a", True))
-    share.apply(Join(*WHERE, "a", "i", 1000, 9))
+    apply_to(share, Leave(*WHERE, "a", True))
+    apply_to(share, Join(*WHERE, "a", "i", 1000, 9))
     pull(share, "a", (0, 10, 2))
     assert settle(share, "a", (0, 9, Verdict.ACK, 0)) == (0, 10)
     assert share.unacked() == 10
@@ -69,7 +70,7 @@ def test_a_reconnected_consumer_gets_again_what_never_reached_it() -> None:
     share = joined("a")
     pull(share, "a", (0, 4, 1))
     pull(share, "a", (4, 4, 1))
-    share.apply(Return(*WHERE, "a", 3))
+    apply_to(share, Return(*WHERE, "a", 3))
     assert share.due(0, 100) == [Requeued(0, 4, 4, 1)]
     assert settle(share, "a", (0, 3, Verdict.ACK, 0)) == (4, 0)
 
@@ -78,7 +79,7 @@ def test_a_reset_voids_everything_that_was_handed_out() -> None:
     share = joined("a")
     pull(share, "a", (0, 10, 1))
     settle(share, "a", (0, 0, Verdict.NACK, 0))
-    share.apply(Reset(*WHERE, "", 5))
+    apply_to(share, Reset(*WHERE, "", 5))
     assert (share.next_sequence, share.requeued, share.unacked()) == (5, [], 0)
     assert settle(share, "a", (1, 9, Verdict.ACK, 0)) == (0, 9)
 
@@ -86,13 +87,15 @@ def test_a_reset_voids_everything_that_was_handed_out() -> None:
 def test_dead_messages_are_numbered_and_not_done_before_their_copy_is_recorded() -> None:
     share = joined("a")
     pull(share, "a", (0, 10, 1))
-    share.apply(SettleAction(*WHERE, "a", 5, ((0, 1, Verdict.ACK, 0), (6, 7, Verdict.DEAD, 0), (3, 3, Verdict.DEAD, 0)), ((1, "boom"),)))
+    apply_to(
+        share, SettleAction(*WHERE, "a", 5, ((0, 1, Verdict.ACK, 0), (6, 7, Verdict.DEAD, 0), (3, 3, Verdict.DEAD, 0)), ((1, "boom"),))
+    )
     assert share.dying == [Dying(0, 6, 2, 1, 5, "boom", "a"), Dying(2, 3, 1, 1, 5, "", "a")]
-    share.apply(Leave(*WHERE, "a", True))
-    share.apply(DeadLettered(*WHERE, "", ((1, 1),)))
+    apply_to(share, Leave(*WHERE, "a", True))
+    apply_to(share, DeadLettered(*WHERE, "", ((1, 1),)))
     assert [(item.number, item.first, item.count) for item in share.dying] == [(0, 6, 1), (2, 3, 1)]
     assert share.settled_before() == 2
-    share.apply(DeadLettered(*WHERE, "", ((0, 3),)))
+    apply_to(share, DeadLettered(*WHERE, "", ((0, 3),)))
     assert (share.dying, share.deaths) == ([], 3)
 
 
@@ -125,7 +128,7 @@ class ShareMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.share = Share()
-        self.share.apply(Begin(*WHERE, "", 0))
+        apply_to(self.share, Begin(*WHERE, "", 0))
         self.model = [Copy() for _ in range(200)]
         self.now_ms = self.deaths = 0
         self.incarnation = 0
@@ -141,12 +144,12 @@ class ShareMachine(RuleBasedStateMachine):
     def join(self, consumer: str) -> None:
         self.incarnation += 1
         self.put_back(consumer)
-        self.share.apply(Join(*WHERE, consumer, str(self.incarnation), 1000, -1))
+        apply_to(self.share, Join(*WHERE, consumer, str(self.incarnation), 1000, -1))
 
     @rule(consumer=st.sampled_from(consumers))
     def leave(self, consumer: str) -> None:
         self.put_back(consumer)
-        self.share.apply(Leave(*WHERE, consumer, True))
+        apply_to(self.share, Leave(*WHERE, consumer, True))
 
     @precondition(lambda self: self.share.holders)
     @rule(data=st.data(), new=st.integers(0, 9), again=st.integers(0, 9))
@@ -168,7 +171,7 @@ class ShareMachine(RuleBasedStateMachine):
                 assert copy.due_ms <= self.now_ms
                 copy.state, copy.holder, copy.pull = "held", consumer, number
                 number += 1
-        self.share.apply(PullAction(*WHERE, consumer, tuple(ranges)))
+        apply_to(self.share, PullAction(*WHERE, consumer, tuple(ranges)))
 
     @rule(consumer=st.sampled_from(consumers), first=st.integers(0, 60), length=st.integers(1, 15), verdict=st.sampled_from(list(Verdict)))
     def settle(self, consumer: str, first: int, length: int, verdict: Verdict) -> None:
@@ -195,7 +198,7 @@ class ShareMachine(RuleBasedStateMachine):
         for each in self.model:
             if each.state == "dying" and number <= each.number < number + count:
                 each.state = "done"
-        self.share.apply(DeadLettered(*WHERE, "", ((number, count),)))
+        apply_to(self.share, DeadLettered(*WHERE, "", ((number, count),)))
 
     @rule(ms=st.integers(1, 60))
     def wait(self, ms: int) -> None:

@@ -32,6 +32,7 @@ from qmq.log.actions import (
     SettleAction,
     ShareAction,
 )
+from qmq.log.changes import apply_to
 from qmq.log.group_state import Share, ShareEvent, ShareEventKind
 from qmq.log.history import LaneTrail, MessagePlace, Trail, TrailEvent, holder_of, standing, where
 from qmq.log.lane_state import LaneShare
@@ -93,7 +94,7 @@ def test_a_trail_says_of_each_message_what_the_share_says(random: Random) -> Non
         action = some_action(random, share, now_ms)
         if isinstance(action, Begin) and not begins_nothing(share):
             continue
-        share.apply(action)
+        apply_to(share, action)
         for sequence, trail in enumerate(trails):
             trail.apply(action, now_ms)
             told, now = standing(share, sequence), trail.now
@@ -113,7 +114,7 @@ def test_the_events_of_a_share_tell_where_each_message_is(random: Random) -> Non
         if isinstance(action, Begin) and not begins_nothing(share):
             continue
         events: list[ShareEvent] = []
-        share.apply(action, events)
+        apply_to(share, action, events)
         for event in events:
             for sequence in range(event.first, event.first + event.count):
                 told[sequence] = AFTER.get(event.kind) or standing(share, sequence).where
@@ -228,9 +229,9 @@ def test_a_group_that_is_forgotten_starts_over() -> None:
 def test_a_trail_continues_from_a_snapshot() -> None:
     share = Share()
     for action in (join("a"), join("b"), pull("b", (0, 3, 1)), pull("a", (3, 4, 1))):
-        share.apply(action)
+        apply_to(share, action)
     assert story(settle("b", (2, 2, Verdict.ACK, 0)), settle("a", (2, 2, Verdict.ACK, 0)), share=share) == [("ack", "a", 1)]
-    share.apply(settle("a", (2, 2, Verdict.DEAD, 0), errors=((0, "boom"),)))
+    apply_to(share, settle("a", (2, 2, Verdict.DEAD, 0), errors=((0, "boom"),)))
     dying = Trail("g", 5, share)
     assert (dying.now.where, dying.last) == (MessagePlace.DYING, TrailEvent(0, "g", "dead", "a", 1, 0, "boom"))
     assert Trail("g", 2, share).now.where is MessagePlace.HELD
