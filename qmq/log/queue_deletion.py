@@ -25,12 +25,10 @@ def purge(store: Store, queue: Queue) -> None:
     """
     store.write_actions()
     store.append_region(queue, command_messages.build_purge(queue.id))
-    queue.purge()
 
 
 def drop(store: Store, queue: Queue) -> None:
     """Drop a queue; the drop is effective when it is committed. Raises DiskFull: call it again."""
     store.write_actions()
     store.append_region(queue, command_messages.build_drop(queue.id))
-    store.droppable += queue.drop()
     store.act(DropQueue(queue.id.subject, queue.id.partition, "", ""))

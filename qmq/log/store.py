@@ -318,11 +318,10 @@ class Store:
     def append_command(self, queue: Queue, change_id: str, to_version: int) -> None:
         """Close a partition, which must be open: write its last entry, the command message. Raises DiskFull."""
         check(queue.is_ordered and queue.sealed is None, f"{queue.id} cannot be closed")
-        sequence = self.append_region(queue, command_messages.build(queue.id, change_id, to_version))
-        queue.sealed = Sealed(sequence, change_id, to_version)
+        self.append_region(queue, command_messages.build(queue.id, change_id, to_version))
 
-    def append_region(self, queue: Queue, region: bytes) -> int:
-        """Write a command message and return its sequence. Raises DiskFull."""
+    def append_region(self, queue: Queue, region: bytes) -> None:
+        """Write a command message, and obey it as a replay does. Raises DiskFull."""
         total = ENVELOPE_BYTES + len(region)
         self.require_space(total)
         if self.messages.begins(total):
@@ -333,7 +332,7 @@ class Store:
         entry = IndexEntry(queue.next_sequence, self.messages.end, time_ms, 0, 0, 0, queue.cumulative_bytes, total, 1)
         self._write(MESSAGES, [envelope, region], total, 1)
         self._stored([(queue, entry)], [envelope, region], self.index)
-        return entry.base_sequence
+        self._obey(queue, command_messages.read(region, entry.base_sequence))
 
     def append_barrier(self, epoch: int) -> None:
         """Begin `epoch` with an entry that holds nothing else. Raises DiskFull."""
