@@ -9,13 +9,11 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
-import forms
-import needs
 import pytest
 from hypothesis import settings
 from qmq_coordination.etcd.process import EtcdProcess
-from secret_scan import pytest_runtest_makereport as pytest_runtest_makereport
-from support import NodeProcess, node_config, running
+from support import NodeProcess, forms, needs, node_config, running
+from support.secret_scan import pytest_runtest_makereport as pytest_runtest_makereport
 
 from qmq.broker.maintenance import EXIT_FATAL
 from qmq.node.dev_node import Node
@@ -55,13 +53,13 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """Only where xdist runs: `-n`."""
-    from scheduling import GroupScheduling
+    from support.scheduling import GroupScheduling
 
     return GroupScheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what this form leaves out (see forms.py), and put first what takes long."""
+    """Leave out what this form leaves out (see support/forms.py), and put first what takes long."""
     left_out = outside_form(items)
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))

@@ -13,9 +13,9 @@ from copy import deepcopy
 from types import MappingProxyType
 from typing import Any, Final
 
-import hostile
 from google_crc32c import value as crc32c
 from hypothesis import strategies as st
+from support import hostile
 
 from qmq.client.browsing import BrowsedMessage, BrowsedQueue
 from qmq.client.consuming.message import Decoded, Message, Slice

@@ -14,8 +14,8 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-import needs
 from qmq_coordination.etcd.process import free_ports
+from support import needs
 
 BUCKET = "segments"
 KEY, SECRET = "qmq", "qmq-secret"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import secret_scan
+from support import secret_scan
 
 from qmq.security.principal import Principal
 from qmq.security.tokens import new_token
@@ -41,7 +41,7 @@ def test_a_planted_value_is_found() -> None:
 @pytest.mark.parametrize(("body", "failed"), [("print({token!r})", 1), ("pass", 0)])
 def test_a_test_that_prints_a_secret_fails(pytester: pytest.Pytester, body: str, failed: int) -> None:
     pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function")
-    pytester.makeconftest("from secret_scan import pytest_runtest_makereport")
+    pytester.makeconftest("from support.secret_scan import pytest_runtest_makereport")
     pytester.makepyfile("def test_it():\n    " + body.format(token=TOKEN))
     outcomes = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:qmq").parseoutcomes()
     assert outcomes.get("errors", 0) + outcomes.get("failed", 0) == failed

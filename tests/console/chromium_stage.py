@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import hostile
 import pytest
 import pytest_asyncio
-from console_support import clients_of
-from parked_subject import parked_subject
+from support import hostile
+from support.console import clients_of, parked_subject
 
 from qmq.client.client import Client
 from qmq.console.config import ConsoleConfig

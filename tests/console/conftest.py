@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from chromium_stage import page, stage
-from console_support import PlainBrowser, site_of
+from support.console import PlainBrowser, site_of
 
 from qmq.testing import TestCluster
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from urllib.parse import urlencode
 
 import pytest
-from console_support import COOKIE, KEY, PlainBrowser, clients_of, csrf_of, site_of
+from support.console import COOKIE, KEY, PlainBrowser, clients_of, csrf_of, site_of
 
 from qmq.console import server as console_server
 from qmq.console.app import own_path

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from console_support import PlainBrowser, SteppedClock, site_of
+from support.console import PlainBrowser, SteppedClock, site_of
 
 from qmq.client.client import Client
 from qmq.console.cluster_look import REST_S_MAX

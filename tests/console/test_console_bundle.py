@@ -6,8 +6,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import needs
 import pytest
+from support import needs
 
 ROOT = Path(__file__).resolve().parents[2]
 STATIC = ROOT / "qmq" / "console" / "static"

@@ -8,11 +8,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import hostile
-import needs
 import pytest
 from chromium_stage import Stage
-from parked_subject import parked_subject
+from support import hostile, needs
+from support.console import parked_subject
 
 from qmq.client.consuming.ordered.message import OrderedMessage
 from qmq.model import Order, SubjectConfig

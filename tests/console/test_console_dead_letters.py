@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
-from console_support import PlainBrowser, site_of
+from support.console import PlainBrowser, site_of
 
 from qmq.client.client import Client
 from qmq.console.config import LoginMode

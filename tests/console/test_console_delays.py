@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, date, datetime, timedelta
 from urllib.parse import urlencode
 
-from console_support import PlainBrowser, csrf_of, site_of
+from support.console import PlainBrowser, csrf_of, site_of
 
 from qmq.client.producing.delayed import DelayBucket
 from qmq.console.pages.delays import DAYS, calendar, months

@@ -9,12 +9,11 @@ from datetime import timedelta
 from typing import Any, Final
 from urllib.parse import quote
 
-import hostile
-import needs
 import pytest
 from chromium_stage import Stage
-from console_support import PlainBrowser, SteppedClock, csrf_of, site_of
 from markupsafe import escape
+from support import hostile, needs
+from support.console import PlainBrowser, SteppedClock, csrf_of, site_of
 
 from qmq.console.cluster_look import REST_S_MAX
 from qmq.model import Order, SubjectConfig

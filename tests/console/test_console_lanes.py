@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from console_support import PlainBrowser, site_of
-from parked_subject import parked_subject
+from support.console import PlainBrowser, parked_subject, site_of
 
 from qmq.console.drawings import lane_ranges, partition_ranges, version_ranges
 from qmq.testing import TestCluster

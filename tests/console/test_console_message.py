@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 import pytest
-from console_support import PlainBrowser, site_of
 from support import eventually
+from support.console import PlainBrowser, site_of
 
 from qmq.console.config import MaskRule
 from qmq.testing import TestCluster

@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-import needs
 import pytest
-from console_support import COOKIE, LOGIN_COOKIE, PlainBrowser, SteppedClock
 from cryptography.hazmat.primitives.asymmetric import ec
-from identity_provider import CLIENT_ID, CLIENT_SECRET, IdentityProvider, identity_provider
-from support import eventually, node_config, running
+from support import eventually, needs, node_config, running
+from support.console import CLIENT_ID, CLIENT_SECRET, COOKIE, LOGIN_COOKIE, IdentityProvider, PlainBrowser, SteppedClock, identity_provider
 
 import qmq
 from qmq.console.app import ConsoleSite

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from console_support import PlainBrowser
+from support.console import PlainBrowser
 
 from qmq.testing import TestCluster
 

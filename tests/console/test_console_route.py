@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from console_support import PlainBrowser, site_of
+from support.console import PlainBrowser, site_of
 
 from qmq.console.pages.routes import RouteRequest
 from qmq.errors import InvalidArgument

@@ -8,7 +8,7 @@ from html import unescape
 
 import msgspec
 import pytest
-from console_support import PlainBrowser, site_of
+from support.console import PlainBrowser, site_of
 
 from qmq.console.config import MaskRule
 from qmq.console.pages import message

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import needs
 import pytest
 from qmq_coordination.etcd.process import EtcdCluster
+from support import needs
 
 
 @pytest.fixture

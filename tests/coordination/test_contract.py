@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from etcd_support import unique_namespace
 from qmq_coordination.coordination_store import (
     Compare,
     CompareTarget,
@@ -23,6 +22,7 @@ from qmq_coordination.coordination_store import (
 )
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.etcd.store import EtcdStore
+from support.etcd_support import unique_namespace
 
 from qmq.errors import Compacted, CoordinationError, LeaseNotFound
 

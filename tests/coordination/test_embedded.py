@@ -9,15 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from etcd_support import Follower
-from faulty_store import Fault, FaultyStore
-from forms import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from qmq_coordination.broker_groups import Registration, ReplicaRecord, presence_key, replica_key
 from qmq_coordination.coordination_store import Delete, Operation, Put
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.subjects import SubjectCatalog
+from support.etcd_support import Follower
+from support.faulty_store import Fault, FaultyStore
+from support.forms import examples
 
 from qmq.errors import FolderInUse, LogDamaged, SubjectExists, UnknownSubject
 from qmq.model import SubjectConfig

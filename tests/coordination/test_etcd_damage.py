@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from etcd_support import put_surely, until
 from qmq_coordination.etcd.process import EtcdCluster, EtcdProcess
 from qmq_coordination.etcd.store import EtcdStore
+from support.etcd_support import put_surely, until
 
 from qmq.errors import CoordinationUnavailable, CoordinationUnknown
 

@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from etcd_support import Follower, history, proxied, put_surely
-from faulty_store import FaultyStore
 from qmq_coordination.coordination_store import CoordinationStore, LeaseId, Put, absent, unchanged
 from qmq_coordination.etcd.process import EtcdCluster, EtcdProcess
 from qmq_coordination.etcd.store import EtcdStore
 from qmq_coordination.unknown_outcomes import TxnDecision, TxnFate, txn_decided
 from support import eventually
+from support.etcd_support import Follower, history, proxied, put_surely
+from support.faulty_store import FaultyStore
 
 from qmq.errors import Compacted, CoordinationError, CoordinationUnavailable, CoordinationUnknown, LeaseNotFound, Outcome
 

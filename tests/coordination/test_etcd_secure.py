@@ -9,16 +9,15 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
-import needs
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from etcd_support import Follower, proxied, put_surely
 from qmq_coordination.etcd.process import EtcdProcess, ServerTls
 from qmq_coordination.etcd.store import EtcdStore
-from support import eventually
+from support import eventually, needs
+from support.etcd_support import Follower, proxied, put_surely
 
 from qmq.errors import CoordinationError, CoordinationTlsFailed, CoordinationUnavailable, InvalidArgument
 from qmq.security.certificates import create_authority, issue

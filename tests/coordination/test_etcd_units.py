@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import grpc
-import needs
 import pytest
 from qmq_coordination.coordination_store import (
     Compare,
@@ -25,6 +24,7 @@ from qmq_coordination.etcd.process import EtcdFailed, EtcdProcess, find_binary, 
 from qmq_coordination.etcd.store import EtcdStore
 from qmq_coordination.etcd.values import Converter, range_end
 from qmq_coordination.etcd.watch import WholeRevisions
+from support import needs
 
 from qmq.errors import Compacted, CoordinationError, InvalidArgument, LeaseNotFound
 from qmq.proto.etcd import etcd_pb2 as pb

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bad_sectors import BadBlocks
+from support.disks import BadBlocks
 
 from qmq.testing.mortal_disk import MortalDisk
 

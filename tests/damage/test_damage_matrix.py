@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import forms
 import pytest
+from support import forms
 
 from damage.cells import Beside, Cell, Damage, End, Kind, cells
 from damage.run import EIO, prepared

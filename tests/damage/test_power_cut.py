@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-import needs
 import pytest
-from support import ManualClock, intake
+from support import ManualClock, intake, needs
 
 from qmq.log.checkpoint import begin_checkpoint, end_checkpoint
 from qmq.log.log_config import Flush, LogConfig

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import forms
 import pytest
+from support import forms
 
 from delaysim.bugs import BUGS, planted
 from delaysim.run import simulate

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import needs
 import pytest
 import yaml
 from kubelet.chart import ROOT, rendered
 from qmq_coordination.etcd.process import free_ports
+from support import needs
 
 pytestmark = [needs.helm, needs.prometheus]
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"

@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 import jsonschema_rs
-import needs
 import pytest
 import yaml
 from kubelet.chart import CHART, EVERYTHING, OPTIONAL, ROOT, helm, rendered, tools
+from support import needs
 from typer.main import get_command
 
 from qmq.cli.app import app

@@ -7,10 +7,10 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
-import needs
 import pytest
 import yaml
 from kubelet.chart import EVERYTHING, OPTIONAL, ROOT, rendered, tools
+from support import needs
 
 POLICY = ROOT / "deploy" / "policy"
 OVERLAYS = ROOT / "deploy" / "kubernetes" / "overlays"

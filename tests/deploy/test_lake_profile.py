@@ -12,9 +12,9 @@ from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
-import needs
 import pytest
 from qmq_coordination.etcd.process import free_ports
+from support import needs
 
 from qmq.tiering.object_store import open_objects
 

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import needs
 import pytest
 import yaml
+from support import needs
 
 from qmq.metrics.figures import HISTOGRAM
 from qmq.node.metrics.serving import figures_by_role

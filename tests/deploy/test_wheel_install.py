@@ -10,10 +10,9 @@ import sys
 from pathlib import Path
 from typing import Final
 
-import forms
 import pytest
-from support import NodeProcess
-from wheels import build_wheel
+from support import NodeProcess, forms
+from support.wheels import build_wheel
 
 import qmq
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from code_blocks import blocks_of, is_shown, printed_by
 from support import NodeProcess
+from support.code_blocks import blocks_of, is_shown, printed_by
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [page for page in sorted((ROOT / "docs" / "tutorial").glob("*.md")) if page.name not in ("README.md", "spark.md")]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import forms
 import pytest
+from support import forms
 
 from history import History, Record, check_all
 from history.cases import BAD, GOOD, Case, answered_nowhere

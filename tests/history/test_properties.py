@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from forms import examples
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from support.forms import examples
 
 from history import Ack, Event, History, Poll, Record, Reset, Send, check_all
 from history.events import from_json, to_json

@@ -6,8 +6,8 @@ import subprocess
 from pathlib import Path
 from typing import Any, Final
 
-import needs
 import yaml
+from support import needs
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 CHART: Final = ROOT / "deploy" / "helm" / "qmq"

@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import needs
 from cluster_runner import processes
 from cluster_runner.processes import Process
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from qmq_coordination.etcd.process import free_ports
+from support import needs
 
 PLURALS: Final = {
     "Namespace": "namespaces",

@@ -12,8 +12,8 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-import needs
 from qmq_coordination.coordination_store import Compare, CompareTarget, CoordinationStore, Get, Put, absent
+from support import needs
 
 from qmq.errors import CoordinationUnavailable, CoordinationUnknown
 

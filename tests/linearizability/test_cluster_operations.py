@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-import forms
 import pytest
+from support import forms
 
 from linearizability.cluster_history import group_histories, route_histories
 from linearizability.register_history import JUDGE, Call, judged

@@ -8,14 +8,14 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from random import Random
 
-import forms
 import pytest
-from coordination.etcd_support import Proxy, proxied, unique_namespace
-from faulty_store import Fault, FaultyStore
 from qmq_coordination.coordination_store import Compare, KeyValue, Operation, TxnResult
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.etcd.process import EtcdProcess
 from qmq_coordination.etcd.store import EtcdStore
+from support import forms
+from support.etcd_support import Proxy, proxied, unique_namespace
+from support.faulty_store import Fault, FaultyStore
 
 from linearizability.register_history import JUDGE, Call, histories_of, judged
 from qmq.errors import CoordinationUnknown

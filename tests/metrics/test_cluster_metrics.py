@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from faulty_store import FaultyStore
 from metric_pages import Values, read
-from server_cluster import REPLICATED, ServerCluster, cluster
 from support import eventually
+from support.faulty_store import FaultyStore
+from support.server_cluster import REPLICATED, ServerCluster, cluster
 
 import qmq
 from qmq.errors import CoordinationUnavailable

@@ -5,12 +5,12 @@ from __future__ import annotations
 from itertools import combinations, pairwise
 
 import pytest
-from forms import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from qmq_ordering.algebra import cut_by_load
 from qmq_ordering.range_cuts import even_cuts, ranges_between
 from qmq_ordering.routes import LpRange
+from support.forms import examples
 
 from qmq.errors import InvalidArgument
 

@@ -12,9 +12,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
-import forms
 import pytest
 from sim.world import World
+from support import forms
 
 from ordersim.bugs import BUGS
 from ordersim.checks import Checks

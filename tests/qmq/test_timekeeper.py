@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from forms import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.forms import examples
 
 from qmq.broker.timekeeper import SteadyClock, Timekeeper
 

@@ -7,12 +7,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from bad_sectors import BadSectors
 from google_crc32c import value as crc32c
 from qmq_replication import identity as identities
 from qmq_replication.identity import FILE, ReplicaIdentity
 from qmq_replication.membership import ReplicaMembership
 from qmq_replication.ready import DurableState
+from support.disks import BadSectors
 
 from qmq.errors import DiskFull, LogDamaged
 from qmq.log.disk import Disk

@@ -8,12 +8,12 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from faulty_store import Fault, FaultyStore
 from qmq_coordination.broker_groups import EpochClaim, MasterRecord, group_key, read_group
 from qmq_coordination.coordination_store import Compare, Operation, Put, TxnResult
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_replication.coordinator import Coordinator, Won
 from qmq_replication.membership import ReplicaMembership
+from support.faulty_store import Fault, FaultyStore
 
 VOTERS = ("a", "b", "c")
 

@@ -13,12 +13,12 @@ from random import Random
 from typing import Any, Final
 
 import grpc
-import hostile
 import pytest
-from forms import SEED, examples
 from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 from rights_table import CALLS, World
+from support import hostile
+from support.forms import SEED, examples
 from test_rights import SERVICES, addresses, world
 
 from qmq.errors import BY_CODE

@@ -9,11 +9,10 @@ import stat
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import cli_process
 import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
-from support import NodeProcess
+from support import NodeProcess, cli_process
 
 import qmq
 from qmq.errors import InvalidArgument, InvalidName

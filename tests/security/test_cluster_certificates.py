@@ -7,10 +7,10 @@ import os
 import stat
 from pathlib import Path
 
-import cli_process
 import pytest
 from cryptography import x509
 from cryptography.x509.oid import NameOID
+from support import cli_process
 
 from qmq.errors import InvalidArgument
 from qmq.security.certificates import CertificateHolder, make_certificates, member_of

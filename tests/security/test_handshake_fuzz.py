@@ -18,9 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import forms
 import pytest
 from qmq_replication.links import PeerHello
+from support import forms
 from test_access import guarded
 from test_tls import Papers, papers, secured  # noqa: F401 - a fixture
 

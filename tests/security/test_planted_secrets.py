@@ -28,12 +28,11 @@ from http.cookiejar import CookieJar
 from pathlib import Path
 from typing import Any
 
-import cli_process
 import grpc
 import pytest
 from cryptography.hazmat.primitives import serialization
-from secret_scan import plant
-from support import NodeProcess
+from support import NodeProcess, cli_process
+from support.secret_scan import plant
 from test_jwt import EC, ISSUER, jwks
 from test_jwt import token as jwt_of
 from test_spark_secured import MESSAGES, drive, variables

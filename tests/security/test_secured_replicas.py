@@ -11,16 +11,15 @@ from contextlib import asynccontextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import cli_process
 import grpc
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from faulty_store import SharedStore
 from qmq_coordination.view import ClusterView
 from qmq_replication.links import Mesh, PeerHello, Secret
-from support import eventually
+from support import cli_process, eventually
+from support.faulty_store import SharedStore
 
 import qmq
 from qmq.errors import AccessDenied, QmqError

@@ -14,11 +14,10 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import cli_process
 import grpc
 import pytest
 from pyspark_qmq.servers.connection import BlockingConnection
-from support import eventually, node_config, running
+from support import cli_process, eventually, node_config, running
 
 import qmq
 from qmq.broker.config import BrokerConfig

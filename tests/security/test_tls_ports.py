@@ -12,14 +12,12 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-import cli_process
-import needs
 import pytest
 from pyspark_qmq.servers.connection import BlockingConnection
 from pyspark_qmq.servers.metaservers import Metadata
 from qmq_coordination.etcd.process import EtcdProcess, ServerTls
 from qmq_coordination.etcd.store import EtcdStore
-from support import node_config
+from support import cli_process, needs, node_config
 from test_tls import HOST, NOW, Papers
 
 import qmq

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from first_calls import CALLS, KnownMasters
 from support import eventually, node_config
+from support.first_calls import CALLS, KnownMasters
 from test_tls import HOST, Papers
 from test_tls_ports import WRONG_SERVERS, node_with, wrong_clients, wrong_server
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from forms import FORM, some
+from support.forms import FORM, some
 
 from qmq.broker.replica_time import ReplicaTime
 from qmq.log.retention import Before

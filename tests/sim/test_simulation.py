@@ -10,8 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import forms
 import pytest
+from support import forms
 
 from sim.bugs import BUGS
 from sim.run import simulate

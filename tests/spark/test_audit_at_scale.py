@@ -9,7 +9,6 @@ import asyncio
 from pathlib import Path
 from random import Random
 
-import forms
 import pytest
 from publishing import create_ordered
 from pyspark.sql import SparkSession
@@ -17,7 +16,7 @@ from pyspark.sql import functions as f
 from pyspark_qmq.jobs.job import projection
 from pyspark_qmq.jobs.order_checks import COLUMNS, audit, parse_by
 from pyspark_qmq.servers.server_address import ServerAddress
-from support import NodeProcess
+from support import NodeProcess, forms
 from system.spark_workload import change
 
 import qmq

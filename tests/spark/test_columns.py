@@ -7,7 +7,6 @@ import struct
 import numpy as np
 import pyarrow as pa
 import pytest
-from forms import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -17,6 +16,7 @@ from pyspark_qmq.source_model import QueuePiece, ReadSelection, SourceBatch
 from pyspark_qmq.source_schema import COLUMNS, MORE_COLUMNS, default_schema
 from qmq_ordering.routes import LpRange
 from row_twin import NAMES, QUEUE, expected, rows_of, stored, whole
+from support.forms import examples
 
 from qmq.errors import CorruptBatch, InvalidArgument
 from qmq.wire.batch_columns import BatchFlag, Columns, Compression, Layout, parse_header

@@ -12,8 +12,8 @@ from pyspark_qmq.committed_log import CommittedLog
 from pyspark_qmq.files.log import FileLog
 from pyspark_qmq.servers.server_address import ServerAddress
 from pyspark_qmq.source_model import ALL, QueueKey, SourceBatch, SourceQueue, Topology
-from server_cluster import REPLICATED, THREE, cluster
 from support import eventually
+from support.server_cluster import REPLICATED, THREE, cluster
 
 import qmq
 from qmq.cli.route import routes_of

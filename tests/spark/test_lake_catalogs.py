@@ -16,13 +16,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 
-import needs
 import pytest
 import test_lake
 from publishing import send
 from pyspark_qmq.lake.catalog import CatalogAway, answering_catalog, open_catalog
-from sql.database_servers import PostgresServer
-from support import NodeProcess
+from support import NodeProcess, needs
+from support.database_servers import PostgresServer
 from typer.testing import CliRunner
 
 from qmq.cli.app import app

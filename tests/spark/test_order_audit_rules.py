@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import forms
 import pytest
 from order_history import GROUPS, LPS, History, Message, Row, Stream, exchange, moved, side_by_side, table
 from order_twin import Found, twin
@@ -17,6 +16,7 @@ from pyspark_qmq.jobs.order_rules import RULES
 from pyspark_qmq.source_model import QueueKey, Routes, SourceQueue
 from qmq_ordering.algebra import move
 from qmq_ordering.hashing import logical_partition
+from support import forms
 
 from qmq.errors import InvalidArgument
 

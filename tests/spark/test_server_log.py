@@ -15,7 +15,7 @@ from pyspark_qmq.servers.log import ServerLog
 from pyspark_qmq.servers.server_address import ServerAddress
 from pyspark_qmq.source_model import QueueKey, QueuePiece, ReadSelection, Routes, SourceBatch, SourceQueue
 from qmq_ordering.routes import LpRange
-from server_cluster import REPLICATED, ServerCluster, bodies, cluster, read_all
+from support.server_cluster import REPLICATED, ServerCluster, bodies, cluster, read_all
 
 import qmq
 from qmq import limits

@@ -14,8 +14,8 @@ from pyspark_qmq.servers.connection import BlockingConnection
 from pyspark_qmq.servers.metaservers import Metadata, RetryDeadline
 from pyspark_qmq.servers.reading import MasterConnections, action_groups, committed_actions
 from pyspark_qmq.servers.server_address import ServerAddress
-from server_cluster import REPLICATED, cluster
 from support import eventually, node_config, running
+from support.server_cluster import REPLICATED, cluster
 
 import qmq
 from qmq.errors import InvalidArgument, NotConnected, Outcome, QmqError, UnknownSubject

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from forms import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark_qmq.sink import arrow_vectors, encoding, packets
@@ -15,6 +14,7 @@ from pyspark_qmq.sink.options import Fields
 from pyspark_qmq.sink.packets import Cutter, Load, Packet
 from pyspark_qmq.sink.row_identity import RowTarget, RowWriter
 from sink_schemas import fields_of
+from support.forms import examples
 
 from qmq import limits
 from qmq.errors import DelayTooLong, InvalidArgument, InvalidName, MessageTooLarge, OrderMismatch, QmqError

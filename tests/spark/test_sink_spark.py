@@ -10,13 +10,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import forms
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 from sink_node import NodeThread, node_thread
-from support import eventually
+from support import eventually, forms
 
 import qmq
 

@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from wheels import build_wheel
+from support.wheels import build_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from code_blocks import blocks_of, is_shown, printed_by
 from pyspark.sql import SparkSession
 from support import NodeProcess
+from support.code_blocks import blocks_of, is_shown, printed_by
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial" / "spark.md"
 

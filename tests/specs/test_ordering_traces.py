@@ -9,10 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-import forms
 import pytest
 from ordersim.bugs import BUGS
 from ordersim.tracer import Changed, Fenced, Granted, Handled, Inherited, Moved, Observation, Released, Sealed, Settled, Stored
+from support import forms
 
 from specs.model_checker import is_there
 from specs.ordering_trace import ordering_lines

@@ -8,10 +8,10 @@ import random
 from pathlib import Path
 from typing import Final
 
-import forms
 import pytest
 from sim.bugs import BUGS
 from sim.traces import trace
+from support import forms
 
 from specs.model_checker import is_there
 from specs.replication_traces import check_replicas, check_seed

@@ -13,10 +13,9 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
-import forms
 import pytest
-from database_servers import Database, DatabaseServer, MariaServer, PostgresServer, sqlite_database
-from support import node_config
+from support import forms, node_config
+from support.database_servers import Database, DatabaseServer, MariaServer, PostgresServer, sqlite_database
 
 from qmq.node.dev_node import Node
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from database_servers import Database
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
+from support.database_servers import Database
 
 from qmq.model import MessageId
 from qmq.sql.dedup import SqlDedup, create_tables

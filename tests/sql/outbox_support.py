@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from typing import Any
 
-from database_servers import Database
 from sqlalchemy import Engine, create_engine, text, update
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from support.database_servers import Database
 
 import qmq
 from qmq.client.connection.connection import TIMING, ClientTiming

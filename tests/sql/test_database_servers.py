@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from database_servers import Database
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
+from support.database_servers import Database
 
 
 @pytest.mark.sampled

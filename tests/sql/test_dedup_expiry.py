@@ -9,10 +9,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from database_servers import Database, sqlite_database
 from dedup_ways import Named, Way, effects, message, rows, ways
 from sqlalchemy import Update, text
 from sqlalchemy.sql.elements import ClauseElement
+from support.database_servers import Database, sqlite_database
 
 from qmq.model import MessageId
 from qmq.sql import dedup_records

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import sqlalchemy.orm
-from database_servers import Database
 from dedup_ways import Boom, Way, effects, message, rows, say, ways
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError, PendingRollbackError
+from support.database_servers import Database
 
 from qmq.errors import InvalidArgument
 

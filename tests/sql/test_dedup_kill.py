@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from database_servers import Database, sqlite_database
 from dedup_child import BEHIND, DIED, SUBJECT, Life, listen
 from dedup_ways import rows
 from sqlalchemy.ext.asyncio import create_async_engine
+from support.database_servers import Database, sqlite_database
 
 import qmq
 from qmq.errors import NotConnected

@@ -10,10 +10,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from database_servers import Database, sqlite_database
 from dedup_ways import Named, away, effects, ways
 from sqlalchemy import create_engine, text
 from support import eventually
+from support.database_servers import Database, sqlite_database
 
 import qmq
 from qmq.node.dev_node import Node

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from database_servers import Database, sqlite_database
 from dedup_ways import Way, effects, message, rows, ways
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
+from support.database_servers import Database, sqlite_database
 
 import qmq
 from qmq.errors import InvalidArgument

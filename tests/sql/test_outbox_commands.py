@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from database_servers import Database
 from outbox_support import committed_rows, engine_of, left
 from sqlalchemy import text
+from support.database_servers import Database
 from typer.testing import CliRunner
 
 import qmq.blocking

@@ -14,12 +14,12 @@ import psycopg
 import psycopg.rows
 import pymysql.cursors
 import pytest
-from database_servers import Database
 from outbox_support import async_engine_of, bodies, client, engine_of, is_empty, left, received, watching
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, sessionmaker
+from support.database_servers import Database
 
 import qmq
 import qmq.blocking

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 import pytest
-from database_servers import Database
 from outbox_support import client, committed_rows, engine_of, is_empty, left, received, watching
 from sqlalchemy import text
+from support.database_servers import Database
 
 from qmq.errors import InvalidArgument, QmqError
 from qmq.node.dev_node import Node

@@ -8,7 +8,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from database_servers import Database
 from outbox_support import (
     async_engine_of,
     bodies,
@@ -24,6 +23,7 @@ from outbox_support import (
 )
 from sqlalchemy import Engine, text
 from support import NodeProcess, eventually, node_config, running
+from support.database_servers import Database
 
 import qmq
 from qmq.errors import InvalidArgument

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import needs
 import pytest
+from support import needs
 
 from qmq.security.tls import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE
 from system.group import SECURE, Group, enforce_rules, running_group

@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-import needs
 from qmq_coordination.etcd.process import free_ports
+from support import needs
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PROGRAMS: Final = ROOT / "tests" / "qmq" / "gateway" / "programs"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-import needs
+from support import needs
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import needs
 from binlog import OutOfOrder, Source
 from history import load
 from history.ordered import OrderedReport
+from support import needs
 
 import qmq
 from qmq.model import Order, SubjectConfig

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from wheels import build_wheel
+from support.wheels import build_wheel
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 VERSION: Final = "0.2.0"

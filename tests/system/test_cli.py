@@ -10,9 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import cli_process
 import pytest
-from support import NodeProcess
+from support import NodeProcess, cli_process
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -11,8 +11,8 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-import needs
 import pytest
+from support import needs
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "scripts"))

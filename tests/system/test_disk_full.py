@@ -9,11 +9,10 @@ from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
-import needs
 import pytest
 from qmq_coordination.embedded import EmbeddedStore
-from small_disks import fill, small_disk_at
-from support import node_config, running
+from support import needs, node_config, running
+from support.disks import fill, small_disk_at
 
 import qmq
 from qmq.errors import DeadlineExceeded, DiskFull

@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import needs
 import pytest
+from support import needs
 
 from system.group import ETCD, REPLICAS, Group
 from system.workload import Workload

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 
-import forms
 import pytest
+from support import forms
 
 from system.gateway_processes import JAR
 from system.gateway_run import GatewayRun, run

@@ -9,9 +9,8 @@ from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 
-import forms
 import pytest
-from support import NodeProcess, eventually
+from support import NodeProcess, eventually, forms
 
 import qmq
 from qmq.errors import AccessDenied, QmqError

@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
-import needs
 import pytest
 from kubelet.chart import rendered
 from kubelet.control_plane import MERGE, ApiRefused, ControlPlane, KubernetesApi, apply_all
 from kubelet.manifests import pod_sets
 from kubelet.process_kubelet import ProcessKubelet
 from qmq_coordination.etcd.process import EtcdProcess
+from support import needs
 
 from system.test_kubernetes_roll_out import BATCH, NODES, OPTIONS, PRODUCERS
 from system.workload import Workload

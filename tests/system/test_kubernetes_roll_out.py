@@ -9,11 +9,11 @@ import os
 import time
 from pathlib import Path
 
-import needs
 import pytest
 from kubelet.chart import rendered
 from kubelet.process_kubernetes import ProcessKubernetes
 from qmq_coordination.etcd.process import EtcdProcess
+from support import needs
 
 import qmq
 from qmq.security.certificates import issue

@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import forms
 import pyarrow as pa
 import pytest
-from support import NodeProcess
+from support import NodeProcess, forms
 
 from system.group import SECURE
 from system.lake_run import BAD_EVERY, anomalies, lake_run

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import forms
 import pytest
+from support import forms
 
 from system.group import SECURE
 from system.ordered_plan import KILLS

@@ -22,9 +22,9 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import IO
 
-import needs
 import pytest
 from qmq_coordination.etcd.process import EtcdProcess
+from support import needs
 
 from qmq.client.metadata.service import MetadataClient
 from qmq.errors import QmqError

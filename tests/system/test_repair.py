@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
-import needs
 import pytest
+from support import needs
 
 import qmq
 from qmq.errors import DeadlineExceeded, Outcome

@@ -10,8 +10,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-import cli_process
-from support import NodeProcess, eventually
+from support import NodeProcess, cli_process, eventually
 
 from qmq import connect
 from qmq.client.consuming.ordered.message import OrderedMessage

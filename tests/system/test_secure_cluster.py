@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
-import needs
 import pytest
 from qmq_coordination.etcd.store import EtcdStore
+from support import needs
 
 import qmq
 from qmq.errors import AccessDenied, CoordinationError, CoordinationUnavailable, NotConnected

@@ -14,9 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import needs
 from qmq_coordination.etcd.process import EtcdProcess
-from support import eventually
+from support import eventually, needs
 
 import qmq
 

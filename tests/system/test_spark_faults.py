@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import forms
 import pytest
+from support import forms
 
 from system.group import SECURE
 from system.spark_copy_run import copy_run

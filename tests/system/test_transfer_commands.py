@@ -13,9 +13,8 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-import cli_process
 import pytest
-from support import NodeProcess
+from support import NodeProcess, cli_process
 
 import qmq.blocking
 from qmq.model import Order, SubjectConfig

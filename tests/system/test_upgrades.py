@@ -9,10 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import forms
 import pytest
 from cluster_runner import Cluster
-from support import NodeProcess
+from support import NodeProcess, forms
 
 import qmq
 from system import previous_release

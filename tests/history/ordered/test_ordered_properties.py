@@ -7,9 +7,9 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from forms import examples
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from support.forms import examples
 
 from history.events import Operation, Reset, from_json, to_json
 from history.ordered import Deliver, Handed, Keyed, OrderedHistory, Put, Rerouted, Sealed, Settle, Stored, check_ordered

@@ -7,9 +7,8 @@ import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import hostile
 import pytest
-from support import node_config, running
+from support import hostile, node_config, running
 
 import qmq
 from qmq.limits import NAME_CHARS_MAX

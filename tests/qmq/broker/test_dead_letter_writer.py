@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from poison import LIES, crc, region_of
 from support import ManualClock, intake
+from support.hostile import LIES, crc, region_of
 
 from qmq import model
 from qmq.broker.admin import BrokerAdmin

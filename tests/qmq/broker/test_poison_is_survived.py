@@ -6,9 +6,9 @@ from contextlib import suppress
 from datetime import timedelta
 
 import pytest
-from poison import LIES, crc, region_of
 from qmq_ordering.hashing import logical_partition
 from qmq_ordering.routes import LpRange
+from support.hostile import LIES, crc, region_of
 
 import qmq
 from qmq.broker.dispatch.pull import BatchReader

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from poison import HARMLESS_AT_INTAKE, LIES, region_of, sent
+from support.hostile import HARMLESS_AT_INTAKE, LIES, region_of, sent
 
 from qmq import limits
 from qmq.broker.produce_checks import Destination, read_batches

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from bad_sectors import BadSectors
 from support import ManualClock, alone, eventually, intake
+from support.disks import BadSectors
 
 from qmq.broker.admin import LOOKS_AT_ONCE, BrokerAdmin
 from qmq.broker.broker import Broker

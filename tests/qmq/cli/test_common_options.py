@@ -12,10 +12,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import cli_process
 import pytest
 from cli_support import commands
-from support import NodeProcess
+from support import NodeProcess, cli_process
 from typer.main import get_command
 
 import qmq.blocking

@@ -7,9 +7,8 @@ import json
 import os
 from pathlib import Path
 
-import cli_process
 import pytest
-from support import node_config, running
+from support import cli_process, node_config, running
 
 import qmq
 from qmq.broker.timekeeper import SteadyClock, boot_ms, wall_ms

@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
-import hostile
 import pytest
 from cli_support import Command, FakeMeta, settings
-from hostile import CLIPBOARD
 from rich.console import Console
 from rich.text import Text
+from support import hostile
+from support.hostile import CLIPBOARD
 
 from qmq.cli import output
 from qmq.cli.consume import Form

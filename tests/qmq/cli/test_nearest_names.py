@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-import cli_process
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import NodeProcess
+from support import NodeProcess, cli_process
 
 import qmq.blocking
 from qmq.cli.names import corrected, nearest

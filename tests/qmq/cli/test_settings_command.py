@@ -6,8 +6,8 @@ import json
 import os
 from pathlib import Path
 
-import cli_process
 import pytest
+from support import cli_process
 from typer.main import get_command
 
 from qmq.cli.app import app

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import needs
 import pytest
-from small_disks import fill, small_disk_at
+from support import needs
+from support.disks import fill, small_disk_at
 
 import qmq
 from qmq.cli.mirroring.mirror_notes import MirrorNote, MirrorRecord

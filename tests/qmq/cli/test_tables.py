@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import cli_process
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import NodeProcess
+from support import NodeProcess, cli_process
 
 from qmq.cli.output import CUT_CHARS_MIN, ELLIPSIS, GAP, lay_out, relative, table_lines
 from qmq.operations.text import Duration, Time

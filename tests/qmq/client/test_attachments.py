@@ -9,10 +9,9 @@ from dataclasses import replace
 from datetime import timedelta
 from itertools import groupby
 
-import forms
 import pytest
 from fake_cluster import NOT_STORED, UNKNOWN, Cluster, FakeGroup, Peer, batch, cluster, route
-from support import eventually
+from support import eventually, forms
 
 import qmq
 from qmq.client.connection.connection import TIMING, ClientTiming

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
-from forms import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.forms import examples
 
 from qmq.client.consuming.ordered.lane import Cell, FailurePolicy, LaneArrival, LaneCore, LaneRequest, LaneState
 from qmq.errors import InvalidArgument, ProtocolViolation

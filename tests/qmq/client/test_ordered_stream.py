@@ -7,11 +7,11 @@ from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 
 import pytest
-from forms import examples
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from qmq_ordering.routes import LpRange, PhysicalPartition, Route
+from support.forms import examples
 
 from qmq.client.producing.ordered.batch import OrderedBatch
 from qmq.client.producing.ordered.stream import WINDOW, Stream, StreamPartitioner

@@ -12,7 +12,7 @@ from struct import pack
 from typing import Any
 
 import pytest
-from forms import SEED, examples
+from support.forms import SEED, examples
 
 from qmq.client.consuming import iterator
 from qmq.client.consuming.message import Message, Slice, StoredMessage

@@ -10,8 +10,8 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-import forms
 import pytest
+from support import forms
 
 import qmq
 from qmq.client.dead_letters import DeadLetter

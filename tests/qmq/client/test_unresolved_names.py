@@ -16,10 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import cli_process
 import pytest
-from first_calls import CALLS, KnownMasters
-from support import node_config, running
+from support import cli_process, node_config, running
+from support.first_calls import CALLS, KnownMasters
 
 import qmq
 from qmq.client.connection.connection import ClientTiming

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from server_cluster import cluster
+from support.server_cluster import cluster
 
 import qmq
 

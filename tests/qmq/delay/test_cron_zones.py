@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo, available_timezones
 
-import forms
 import pytest
+from support import forms
 
 from qmq.delay.recurrence import next_run
 

@@ -10,9 +10,9 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import numpy.typing as npt
 import pytest
-from forms import FORM, examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.forms import FORM, examples
 
 from qmq.delay.recurrence import check, next_run
 from qmq.errors import InvalidArgument

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from bad_sectors import BadSectors
 from google_crc32c import value as crc32c
 from schedule_support import PRODUCER, SECOND, START, checkpoint, contents, delayed, opened, places, plan
 from support import PLENTY, FillingDisk
+from support.disks import BadSectors
 
 from qmq.delay import buckets
 from qmq.delay.files import LARGE_BYTES

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from forms import examples
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from schedule_support import SECOND, START, Entry, Model, checkpoint, contents, delayed, messages_of, opened, plan
+from support.forms import examples
 
 from qmq.delay.interfaces import Places, SchedulePlace
 from qmq.delay.schedule import Schedule

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from forms import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.forms import examples
 
 from qmq.delivery.balancer import BATCH_COST_BYTES, Balancer
 

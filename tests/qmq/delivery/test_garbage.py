@@ -6,9 +6,9 @@ import asyncio
 from datetime import timedelta
 
 import pytest
-from poison import crc, region_of
 from qmq_ordering.hashing import logical_partition
 from support import eventually
+from support.hostile import crc, region_of
 
 import qmq
 from qmq.client.connection.connection import connect

@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from forms import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark_qmq.sink.packets import Done, Load, PacketWindow
 from pyspark_qmq.sink.row_identity import RowTarget
 from qmq_ordering.routes import LpRange, PhysicalPartition
+from support.forms import examples
 
 from qmq.client.producing.batch import Batch
 from qmq.client.producing.ordered.batch import OrderedBatch

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 
-from forms import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from qmq_ordering.routes import LpRange, PhysicalPartition, Route
+from support.forms import examples
 
 from qmq.delivery.partitioner import Partitioner
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hostile
 import pytest
+from support import hostile
 
 from qmq.gateway import clients
 from qmq.gateway.clients import CLIENT_ID_CHARS_MAX, ClientSessions, TelemetryStream

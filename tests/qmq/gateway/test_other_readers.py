@@ -7,11 +7,11 @@ import time
 
 import grpc
 import pytest
-from console.console_support import PlainBrowser, site_of
 from gateway_stub import CONFIG, GatewayStub, gateway_on, message
 from pyspark.sql import SparkSession
 from spark.conftest import spark as spark
 from support import NodeProcess
+from support.console import PlainBrowser, site_of
 
 import qmq
 from qmq.gateway.server import GatewayServer

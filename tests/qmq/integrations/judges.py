@@ -7,8 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
 
-import needs
 import pytest
+from support import needs
 
 FOLDER = needs.CACHE / "judges"
 

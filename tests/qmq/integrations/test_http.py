@@ -13,8 +13,8 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from forms import examples
 from support import eventually
+from support.forms import examples
 
 httpx = pytest.importorskip("httpx", reason="needs httpx: pip install httpx")
 pytest.importorskip("starlette", reason="needs starlette: pip install 'qmq[http]'")

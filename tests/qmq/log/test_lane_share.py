@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import msgspec
-from forms import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from qmq_ordering.routes import LpRange
+from support.forms import examples
 
 from qmq.log.actions import LaneBegin, LaneDone, LaneFail, LaneGrant, LaneInherit, LanePark, LaneRelease, LaneReset, LaneUnpark
 from qmq.log.changes import apply_to

@@ -9,11 +9,11 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-from forms import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from qmq_ordering.routes import LpRange
 from support import ManualClock, SmallDisk
+from support.forms import examples
 
 from qmq.errors import DiskFull
 from qmq.log.actions import Begin, Join, LaneBegin, LaneDone, LaneFail, LaneGrant, LanePark, LaneUnpark, PullAction, Pulled, SettleAction

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from forms import examples
 from google_crc32c import value as crc32c
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from qmq_ordering.routes import LpRange
 from replica_support import feed_all, files, memory, opened, small, state_of
 from support import ManualClock, SmallDisk, intake
+from support.forms import examples
 
 from qmq.errors import CorruptBatch, DiskFull, InvariantBroken
 from qmq.limits import BATCH_BYTES_MAX, KIB, MIB

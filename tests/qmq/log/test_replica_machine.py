@@ -19,12 +19,12 @@ from unittest.mock import patch
 
 import msgspec
 import pytest
-from forms import examples
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from replica_support import History, Traffic, checkpoint, files, flush, memory, opened, read_from, small, state_of
 from support import ManualClock
+from support.forms import examples
 
 from qmq import limits
 from qmq.errors import QmqError

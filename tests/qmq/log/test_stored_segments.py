@@ -14,7 +14,7 @@ from google_crc32c import value as crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 from support import ManualClock
-from tiered_log import CONFIG, grow
+from support.tiered_log import CONFIG, grow
 
 from qmq.errors import InvalidArgument, LogDamaged
 from qmq.log.checkpoint import close_store

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from random import Random
 
-from forms import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from qmq_ordering.routes import LpRange
+from support.forms import examples
 
 from qmq.log.actions import (
     Begin,

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from bad_sectors import BadSectors
 from support import ManualClock, intake
+from support.disks import BadSectors
 
 from qmq.errors import LogDamaged
 from qmq.log import checkpoint as checkpoints

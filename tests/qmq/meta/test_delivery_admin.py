@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
-from faulty_store import Fault, FaultyStore
 from qmq_coordination.delivery_settings import EVERY, PauseKind, PauseRecord, SettingsRecord, Whom, pause_key, settings_key
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.subjects import SubjectCatalog
 from qmq_coordination.view import ClusterView
 from support import ManualClock
+from support.faulty_store import Fault, FaultyStore
 
 from qmq.errors import CoordinationUnavailable, InvalidArgument, InvalidName, OrderMismatch, UnknownSubject
 from qmq.meta.calls import Brokers

@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 import pytest
-from faulty_store import Fault, FaultyStore
 from ordered_support import SUBJECT, KilledError, Killer, World
 from qmq_coordination.delivery_settings import PAUSES, settings_key
 from qmq_coordination.ordered_records import MemberRecord, assignment_key, group_record_key, member_key
 from qmq_ordering.lanes import Gate
+from support.faulty_store import Fault, FaultyStore
 
 from qmq.errors import CoordinationUnknown, InvalidArgument, LaneNotOpen, NotConnected, UnknownGroup
 from qmq.meta.ordered.group_starts import DELETE, Start

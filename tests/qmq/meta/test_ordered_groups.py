@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from random import Random
 
 import pytest
-from faulty_store import Fault, FaultyStore
 from ordered_support import LPS, SUBJECT, KilledError, Killer, Lanes, World
 from qmq_coordination.ordered_records import MemberRecord, assignment_key, group_record_key, member_key
 from qmq_ordering.algebra import first_route, merge, move, next_route, split
 from qmq_ordering.lanes import Assignment, Frontier, Gate, GroupRecord, first_frontier
 from qmq_ordering.routes import LpRange, Route
+from support.faulty_store import Fault, FaultyStore
 
 from qmq.errors import InvalidArgument, LaneNotOpen, NotConnected, UnknownGroup
 from qmq.meta.ordered.group_starts import Start

@@ -7,7 +7,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from faulty_store import Fault, FaultyStore
 from ordered_support import Brokers, Watchful
 from qmq_coordination.coordination_store import CoordinationStore, LeaseId
 from qmq_coordination.embedded import EmbeddedStore
@@ -15,6 +14,7 @@ from qmq_coordination.ordered_records import LEADER, MemberRecord, member_key
 from qmq_ordering.algebra import first_route
 from qmq_ordering.lanes import Assignment, Lane, Readable
 from qmq_ordering.routes import LpRange, PhysicalPartition
+from support.faulty_store import Fault, FaultyStore
 
 from qmq.errors import CoordinationError, CoordinationUnavailable, StaleDelivery
 from qmq.meta.ordered.changes import spread

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 
-import cli_process
 import pytest
+from support import cli_process
 
 from qmq.errors import NoQuorum
 from qmq.testing import TestCluster

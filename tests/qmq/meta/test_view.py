@@ -6,7 +6,6 @@ import asyncio
 import json
 
 import pytest
-from faulty_store import FaultyStore
 from hypothesis import given
 from hypothesis import strategies as st
 from qmq_coordination.broker_groups import Health, MasterRecord, Mode, ReplicaRecord, group_key, presence_key, replica_key
@@ -17,6 +16,7 @@ from qmq_coordination.etcd.store import EtcdStore
 from qmq_coordination.subjects import SubjectCatalog, subject_key
 from qmq_coordination.view import ClusterView, Picture, ViewChange
 from support import eventually
+from support.faulty_store import FaultyStore
 
 from qmq.errors import CoordinationError, CoordinationUnavailable
 from qmq.model import SubjectConfig

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from faulty_store import SharedStore
 from qmq_coordination.broker_groups import DelaySettings
 from qmq_coordination.view import ClusterView
 from support import eventually
+from support.faulty_store import SharedStore
 
 from qmq.broker.config import BrokerConfig
 from qmq.delay.broker import schedule_of

@@ -8,10 +8,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from faulty_store import Fault, FaultyStore
 from qmq_coordination.broker_groups import BrokerGroupState, DelaySettings, read_group
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_replication.membership import ReplicaMembership
+from support.faulty_store import Fault, FaultyStore
 
 from qmq.errors import InvalidArgument, LogDamaged
 from qmq.log.disk import Disk

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from delay_support import NAMES, SETTINGS, broker_config, delay_config, running_delay
-from faulty_store import FaultyStore
 from qmq_coordination.broker_groups import DelaySettings
 from support import eventually
+from support.faulty_store import FaultyStore
 
 import qmq
 from qmq.errors import InvalidArgument

@@ -7,8 +7,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from poison import LIES, crc, region_of
 from support import eventually, node_config, running
+from support.hostile import LIES, crc, region_of
 
 import qmq
 from qmq.delay.broker import schedule_of

@@ -7,11 +7,10 @@ from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
-import needs
 import pytest
 from qmq_replication.identity import FILE
-from small_disks import fill, small_disk_at
-from support import FullDisk, eventually
+from support import FullDisk, eventually, needs
+from support.disks import fill, small_disk_at
 
 import qmq
 from qmq.errors import Unavailable

@@ -11,13 +11,13 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from faulty_store import FaultyStore, SharedStore
 from qmq_coordination.broker_groups import ReplicaRecord, replica_key
 from qmq_coordination.cluster_identity import CLUSTER
 from qmq_coordination.coordination_store import Put
 from qmq_coordination.ordered_records import stale_prefix
 from qmq_coordination.view import ClusterView
 from support import eventually
+from support.faulty_store import FaultyStore, SharedStore
 
 import qmq
 from qmq.errors import CoordinationUnavailable, Unavailable, WrongServer

@@ -9,11 +9,10 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 
-import cli_process
 import pytest
-from faulty_store import FaultyStore, SharedStore
 from qmq_coordination.view import ROOT, ClusterView
-from support import eventually
+from support import cli_process, eventually
+from support.faulty_store import FaultyStore, SharedStore
 
 import qmq
 from qmq.errors import CoordinationError, FolderInUse, InvalidArgument, LogDamaged, NotMaster

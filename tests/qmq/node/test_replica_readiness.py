@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from faulty_store import SharedStore
 from support import eventually, node_config, running
+from support.faulty_store import SharedStore
 
 from qmq.metrics.readiness import Readiness
 from qmq.node.broker import broker_node

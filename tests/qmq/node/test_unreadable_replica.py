@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 
-from bad_sectors import BadSectors
-from faulty_store import SharedStore
 from qmq_coordination.view import ClusterView
 from support import eventually
+from support.disks import BadSectors
+from support.faulty_store import SharedStore
 
 import qmq
 from qmq.log.disk import BLOCK_BYTES

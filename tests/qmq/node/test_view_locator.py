@@ -10,7 +10,6 @@ from operator import itemgetter
 from typing import NamedTuple
 
 import pytest
-from faulty_store import FaultyStore
 from qmq_coordination.broker_groups import DelaySettings, EpochClaim, MasterRecord, group_key
 from qmq_coordination.coordination_store import CoordinationStore
 from qmq_coordination.embedded import EmbeddedStore
@@ -19,6 +18,7 @@ from qmq_coordination.subjects import SubjectCatalog
 from qmq_coordination.view import ClusterView
 from qmq_ordering.algebra import first_route, next_route, split
 from support import eventually
+from support.faulty_store import FaultyStore
 
 from qmq.client.metadata.cache import Locator, Pushed, SubjectRoute
 from qmq.client.metadata.service import MetadataClient

@@ -8,12 +8,11 @@ import threading
 from datetime import timedelta
 from pathlib import Path
 
-import needs
 import pytest
 from qmq_coordination.etcd.process import EtcdCluster
 from qmq_coordination.etcd.store import EtcdStore
 from qmq_coordination.view import ClusterView
-from support import node_config
+from support import needs, node_config
 
 import qmq
 from qmq.meta.server import MetaConfig, MetaServer

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
-import needs
 import pytest
 from s3_gateway import BUCKET, credentials, faulty, s3_server
-from support import eventually
-from tiered_log import CHUNK_BYTES, grow, log_at
+from support import eventually, needs
+from support.tiered_log import CHUNK_BYTES, grow, log_at
 
 from qmq.broker.reading.cold_reads import through_cold_reads
 from qmq.errors import Overloaded

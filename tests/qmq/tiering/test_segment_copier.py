@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 from support import eventually
-from tiered_log import CHUNK_BYTES, FaultyObjects, grow, in_memory, log_at
+from support.tiered_log import CHUNK_BYTES, FaultyObjects, grow, in_memory, log_at
 
 from qmq.log.segment_index import decode_index, index_name
 from qmq.log.segments import segment_name

@@ -10,7 +10,7 @@ from urllib.request import Request, urlopen
 import pytest
 from google_crc32c import value as crc32c
 from moto.server import ThreadedMotoServer
-from tiered_log import CHUNK_BYTES, FaultyObjects, in_memory, log_at
+from support.tiered_log import CHUNK_BYTES, FaultyObjects, in_memory, log_at
 
 from qmq.errors import InvalidArgument
 from qmq.log.segments import segment_name

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import ManualClock
-from tiered_log import CHUNK_BYTES, CONFIG, FaultyObjects, grow, in_memory, log_at
+from support.tiered_log import CHUNK_BYTES, CONFIG, FaultyObjects, grow, in_memory, log_at
 
 from qmq.log import follower, queue_deletion
 from qmq.log.envelopes import entry_at, with_epoch

@@ -12,7 +12,7 @@ from random import Random
 import pytest
 from google_crc32c import value as crc32c
 from support import eventually
-from tiered_log import FaultyObjects, in_memory
+from support.tiered_log import FaultyObjects, in_memory
 
 from qmq.broker.reading.cold_reads import through_cold_reads
 from qmq.errors import Overloaded

@@ -13,8 +13,8 @@ from random import Random
 from struct import Struct
 from typing import Any, Final
 
-from forms import SEED
 from support import node_config, running
+from support.forms import SEED
 
 import qmq
 from qmq.wire import frame as frames

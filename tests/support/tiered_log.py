@@ -9,13 +9,13 @@ from random import Random
 from typing import Any
 
 import obstore.store
-from support import ManualClock, intake
 
 from qmq.limits import KIB
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
 from qmq.log.store import Store
 from qmq.tiering.object_store import Objects, ObstoreObjects, StoreAway
+from support import ManualClock, intake
 
 CHUNK_BYTES = 10_000
 CONFIG = LogConfig(segment_bytes=64 * KIB)

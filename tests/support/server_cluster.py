@@ -11,11 +11,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-from faulty_store import SharedStore
 from pyspark_qmq.servers.log import ServerLog
 from pyspark_qmq.source_model import QueuePiece, ReadSelection, SourceBatch
 from qmq_coordination.view import ClusterView
-from support import eventually
 
 from qmq.log.log_config import LogConfig
 from qmq.meta.server import MetaConfig, MetaServer
@@ -24,6 +22,8 @@ from qmq.node.process import EtcdOptions
 from qmq.node.replica.context import ReplicaConfig
 from qmq.node.replica.node import ReplicaNode
 from qmq.wire.batch import BatchView
+from support import eventually
+from support.faulty_store import SharedStore
 
 THREE = {"g1": ("g1-a",), "g2": ("g2-a",), "g3": ("g3-a",)}
 REPLICATED = {"g1": ("g1-a", "g1-b", "g1-c")}

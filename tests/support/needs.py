@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from qmq_coordination.etcd.process import find_binary
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 from cluster_runner.netns import unavailable
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "qmq-tests")

@@ -1,9 +1,12 @@
-"""A disk with unreadable blocks, as with a worn-out sector: reads fail with EIO until the whole block is written again."""
+"""Disks with unreadable blocks, and disks to be filled to the last byte."""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from qmq.log.disk import BLOCK_BYTES, Disk
@@ -74,3 +77,25 @@ class BadSectors(Disk):
     def write(self, fd: int, buffers: Sequence[bytes], at: int) -> None:
         self._blocks.write(self._paths[fd], at, at + sum(map(len, buffers)))
         super().write(fd, buffers, at)
+
+
+@contextmanager
+def small_disk_at(folder: Path, mib: int) -> Iterator[Path]:
+    """A tmpfs of so many MiB, in a new folder."""
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Take the last byte; returns the file that has it."""
+    filler = folder / "filler"
+    file = os.open(filler, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    with suppress(OSError):
+        while True:
+            os.write(file, bytes(4096))
+    os.close(file)
+    return filler
