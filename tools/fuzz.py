@@ -20,7 +20,7 @@ from typing import Final
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from fuzz import corpus
-from fuzz.seeds import seeds_of
+from fuzz.corpus import seeds_of
 from fuzz.targets import TARGETS
 
 ONE_TARGET: Final = Path(__file__).with_name("fuzz_target.py")

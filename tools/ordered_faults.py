@@ -23,7 +23,7 @@ from rich.console import Console  # noqa: E402
 from rich.progress import Progress  # noqa: E402
 from rich.table import Table  # noqa: E402
 from system.ordered_cluster import Shape  # noqa: E402
-from system.ordered_run import Options, Result, run_in  # noqa: E402
+from system.ordered_nemesis import Options, Result, run_in  # noqa: E402
 
 console = Console()
 errors = Console(stderr=True)

@@ -15,7 +15,7 @@ from qmq_coordination.broker_groups import Registration, ReplicaRecord, presence
 from qmq_coordination.coordination_store import Delete, Operation, Put
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.subjects import SubjectCatalog
-from support.etcd_support import Follower
+from support.etcd import Follower
 from support.faulty_store import Fault, FaultyStore
 from support.forms import examples
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from qmq_coordination.etcd.process import EtcdCluster, EtcdProcess
 from qmq_coordination.etcd.store import EtcdStore
-from support.etcd_support import put_surely, until
+from support.etcd import put_surely, until
 
 from qmq.errors import CoordinationUnavailable, CoordinationUnknown
 

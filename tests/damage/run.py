@@ -24,7 +24,7 @@ from typing import Final
 import qmq
 from damage import harm
 from damage.cells import REPLICAS, Beside, Cell, End, Kind
-from damage.failing_disks import FailingDisk, Platter
+from damage.harm import FailingDisk, Platter
 from qmq.errors import LogDamaged, NotConnected, QmqError
 from qmq.limits import KIB
 from qmq.log.log_config import LogConfig

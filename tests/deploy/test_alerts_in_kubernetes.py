@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from kubelet.chart import ROOT, rendered
+from kubelet.manifests import ROOT, rendered
 from qmq_coordination.etcd.process import free_ports
 from support import needs
 

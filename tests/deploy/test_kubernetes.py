@@ -12,7 +12,7 @@ import click
 import jsonschema_rs
 import pytest
 import yaml
-from kubelet.chart import CHART, EVERYTHING, OPTIONAL, ROOT, helm, rendered, tools
+from kubelet.manifests import CHART, EVERYTHING, OPTIONAL, ROOT, helm, rendered, tools
 from support import needs
 from typer.main import get_command
 

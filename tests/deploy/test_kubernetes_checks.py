@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from kubelet.chart import EVERYTHING, OPTIONAL, ROOT, rendered, tools
+from kubelet.manifests import EVERYTHING, OPTIONAL, ROOT, rendered, tools
 from support import needs
 
 POLICY = ROOT / "deploy" / "policy"

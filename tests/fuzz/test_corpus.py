@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fuzz import corpus
-from fuzz.seeds import seeds_of
+from fuzz.corpus import seeds_of
 from fuzz.targets import TARGETS
 
 MENDED = (

@@ -31,8 +31,7 @@ from dataclasses import dataclass
 
 from history.deliveries import delivered_after_ack, delivered_twice, deliveries, recovered
 from history.events import Event, brief
-from history.gaps import Gap, availability
-from history.losses import lost, lost_below, phantom
+from history.losses import Gap, availability, lost, lost_below, phantom
 from history.past import Anomaly, History
 from history.polls import wrong_polls
 from history.positions import duplicate_stored, inconsistent_positions, send_order, two_masters

@@ -9,12 +9,10 @@ import pytest
 from support import forms
 
 from history import History, Record, check_all
-from history.cases import BAD, GOOD, Case, answered_nowhere
+from history.cases import BAD, GOOD, Case, answered_nowhere, done, got, refused, sent, tried, unknown
 from history.deliveries import delivered_twice, deliveries, recovered
 from history.events import Event, Poll, Send
-from history.gaps import Gap, availability
-from history.losses import lost, lost_below
-from history.making import done, got, refused, sent, tried, unknown
+from history.losses import Gap, availability, lost, lost_below
 
 
 @pytest.mark.parametrize("case", GOOD + BAD, ids=lambda case: case.name)

@@ -1,4 +1,6 @@
-"""The parts of rendered manifests that a kubelet and the controllers need. Pure. A pod with a field that this module does not support is
+"""The objects that helm makes of the chart.
+
+The parts of rendered manifests that a kubelet and the controllers need. Pure. A pod with a field that this module does not support is
 refused, so that no test passes because a field was ignored.
 """
 
@@ -7,9 +9,39 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
+
+import yaml
+from support import needs
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+CHART: Final = ROOT / "deploy" / "helm" / "qmq"
+EVERYTHING: Final = (
+    "tls.enabled=true,tls.issuer.name=ca,gateway.enabled=true,console.enabled=true,podMonitor.enabled=true,etcd.tlsSecret=etcd"
+)
+OPTIONAL: Final = "tls.enabled=true,tls.issuer.name=ca,tls.clients=optional"
+
+
+def tools() -> Path:
+    found = needs.find_kubernetes_tools()
+    assert found is not None
+    return found
+
+
+def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([tools() / "helm" / "helm", *arguments], capture_output=True, text=True, check=False)
+
+
+def rendered(values: str = "", *options: str) -> list[dict[str, Any]]:
+    more = (*(("--set", values) if values else ()), *options)
+    done = helm("template", "qmq", str(CHART), "--namespace", "qmq", "--api-versions", "monitoring.coreos.com/v1", *more)
+    assert done.returncode == 0, done.stderr
+    return [each for each in yaml.safe_load_all(done.stdout) if each]
+
 
 POD_FIELDS: Final = frozenset(
     [

@@ -15,9 +15,8 @@ from typing import Any, Final
 from cluster_runner.network import Loopback
 
 from kubelet.control_plane import MERGE, ApiRefused, KubernetesApi
-from kubelet.local_pods import LocalPods
 from kubelet.manifests import HOSTNAME, PodSet, pod_template
-from kubelet.process_pod import ProcessPod
+from kubelet.process_pod import LocalPods, ProcessPod
 
 LOOK_S: Final = 0.2
 LEASE_S: Final = 10.0

@@ -1,4 +1,6 @@
-"""A small Kubernetes: the controllers' decisions (controllers.py) on pods that are local processes (process_pod.py).
+"""The part of cert-manager: a Secret for each Certificate of the chart, from an authority of this test.
+
+A small Kubernetes: the controllers' decisions (controllers.py) on pods that are local processes (process_pod.py).
 
 Nodes are names. Each pod has its own address on loopback. A restarted pod has the same address, as a pod in Kubernetes keeps its DNS name.
 A volume claim is a folder that follows the pod. The chart's certificates come from an authority in the folder `authority`.
@@ -14,11 +16,30 @@ from typing import Any, Final
 
 from cluster_runner.network import Loopback
 
-from kubelet.certificates import make_secrets
 from kubelet.controllers import SURGE, PodView, allows_eviction, choose_node, next_step
-from kubelet.local_pods import LocalPods
 from kubelet.manifests import PodSet, budgets, pod_sets
-from kubelet.process_pod import ProcessPod
+from kubelet.process_pod import LocalPods, ProcessPod
+from qmq.security.certificates import Place, create_authority, issue
+
+PRINCIPAL: Final = "spiffe://qmq/"
+
+
+def make_secrets(objects: Sequence[Mapping[str, Any]], folder: Path, addresses: Callable[[str], Sequence[str]]) -> None:
+    """Make `secrets/NAME` in `folder` for each Certificate, with an authority in `authority` if there are any.
+
+    `addresses` returns the local addresses of the pods that a certificate is for: they take the place of the pods' DNS names.
+    """
+    wanted = [each for each in objects if each["kind"] == "Certificate"]
+    if wanted:
+        create_authority(folder / "authority")
+    for each in wanted:
+        spec, secret = each["spec"], folder / "secrets" / each["spec"]["secretName"]
+        secret.mkdir(parents=True)
+        (uri,) = spec["uris"]
+        kind, name = uri.removeprefix(PRINCIPAL).split("/")
+        hosts = [*spec["dnsNames"], *addresses(each["metadata"]["name"].removesuffix("-tls"))]
+        issue(folder / "authority", name, kind, hosts, place=Place(secret / "ca.crt", secret / "tls.crt", secret / "tls.key"))
+
 
 LOOK_S: Final = 0.1
 EVICT_S: Final = 0.5

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kubelet.chart import ROOT
-from kubelet.manifests import NotHonoured, PodTemplate, Probe, pod_sets
+from kubelet.manifests import ROOT, NotHonoured, PodTemplate, Probe, pod_sets
 from kubelet.process_pod import ProcessPod
 
 SERVER = """

@@ -12,8 +12,7 @@ from random import Random
 import pytest
 from support import forms
 
-from linearizability.cluster_history import group_histories, route_histories
-from linearizability.register_history import JUDGE, Call, judged
+from linearizability.register_history import JUDGE, Call, group_histories, judged, route_histories
 from qmq.errors import NotConnected
 from qmq.testing import TestCluster
 from qmq.testing.cluster import META

@@ -38,9 +38,8 @@ from ordersim.nemesis import Nemesis
 from ordersim.network import Network
 from ordersim.plan import Plan, draw, with_holds, with_parks
 from ordersim.routes import Routes
-from ordersim.story import Story
 from ordersim.tracer import Tracer, silent
-from ordersim.violation import RAISED, Violation, own_violations
+from ordersim.violation import RAISED, Story, Violation, own_violations
 from qmq.broker.lanes import lanes
 from qmq.client.connection import connection
 from qmq.errors import QmqError

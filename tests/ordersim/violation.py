@@ -1,4 +1,7 @@
-"""The exception that a check raises."""
+"""The exception that a check raises.
+
+The events of one seed as readable lines: `tools/run sim_order --replay SEED`.
+"""
 
 from __future__ import annotations
 
@@ -25,3 +28,14 @@ class Violation(AssertionError):
     def __init__(self, what: str) -> None:
         super().__init__(what)
         RAISED.append(self)
+
+
+class Story:
+    """Lines of (milliseconds, who, what)."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[int, str, str]] = []
+
+    def tell(self, now_ms: int, name: str, what: str) -> None:
+        """One line."""
+        self.lines.append((now_ms, name, what))

@@ -1,6 +1,6 @@
 """Every decoder of what stands in a message, a request, a file or an object: any input gives a value or the decoder's own typed reason.
 
-`DECODERS` is the list. The first test feeds each of them what `tests/hostile_values.py` has: its `always` in every run, then what
+`DECODERS` is the list. The first test feeds each of them what `tests/qmq/hostile_values.py` has: its `always` in every run, then what
 Hypothesis chooses. The last test keeps the list complete by a
 mechanical rule: in the packages of SURFACES, each function that calls a conversion which raises for bytes or text that it does not like
 (CONVERSIONS) is run by a decoder of the list, which names it in `runs`, or stands in OTHERS with the reason why nobody else writes what it
@@ -59,7 +59,7 @@ def test_any_input_is_a_value_or_a_typed_reason(decoder: Decoder) -> None:
 def test_each_function_that_converts_is_run_by_a_decoder_or_has_a_reason() -> None:
     found = {name for path, module in modules() for name in converting(ast.parse(path.read_text(encoding="utf-8")), module)}
     run = {name for each in DECODERS for name in each.runs}
-    assert found - run - set(OTHERS) == set(), "add these to a decoder of tests/decoder_table.py, or say there why not"
+    assert found - run - set(OTHERS) == set(), "add these to a decoder of tests/qmq/decoder_table.py, or say there why not"
     assert (run | set(OTHERS)) - found == set(), "these convert nothing any more: take them off the list"
     assert run & set(OTHERS) == set()
 

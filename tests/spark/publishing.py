@@ -1,13 +1,20 @@
-"""Sends to a node from tests that are not asynchronous."""
+"""Sends to a node from tests that are not asynchronous.
+
+Rows of messages, deliveries and progress for tests of jobs; missing values get the simplest defaults.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
+from pyspark_qmq.datasets import schema_of
 from pyspark_qmq.files.log import FileAddress
 
 import qmq
@@ -76,3 +83,55 @@ def change_route(server: str, subject: str, **change: Any) -> None:
             await mq.metadata.change_route(subject, **change)
 
     asyncio.run(work())
+
+
+START_MS = 1_700_000_000_000
+MESSAGES = StructType(
+    [
+        StructField("subject", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("broker_group", StringType()),
+        StructField("sequence", LongType()),
+        StructField("create_time", TimestampType()),
+        StructField("append_time", TimestampType()),
+        StructField("logical_partition", IntegerType()),
+    ]
+)
+
+
+def at(time_ms: int | None) -> datetime | None:
+    """Milliseconds from START_MS on as Spark takes them."""
+    return None if time_ms is None else datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=START_MS + time_ms)
+
+
+def messages(spark: SparkSession, rows: Iterable[tuple[int, int, int]], partition: int = 0, lps: Iterable[int] = ()) -> DataFrame:
+    """Messages from tuples of (sequence, created, stored), in ms."""
+    found = list(rows)
+    numbers = list(lps) or [None] * len(found)
+    return spark.createDataFrame(
+        [("s", partition, "g", number, at(made), at(kept), lp) for (number, made, kept), lp in zip(found, numbers, strict=True)], MESSAGES
+    )
+
+
+def dataset(spark: SparkSession, name: str, rows: Iterable[dict[str, Any]]) -> DataFrame:
+    """A data set from dictionaries; times in ms; missing fields are null or the simplest value."""
+    schema = schema_of(name)
+    simplest = {"subject": "s", "partition": 0, "broker_group": "g", "consumer_group": "ops", "delay_ms": 0, "attempt": 1, "consumer": "c"}
+    found = []
+    for row in rows:
+        whole = {field.name: (simplest | row).get(field.name) for field in schema.fields}
+        times = {field.name: at(whole[field.name]) for field in schema.fields if isinstance(field.dataType, TimestampType)}
+        found.append(tuple((whole | times)[field.name] for field in schema.fields))
+    return spark.createDataFrame(found, schema)
+
+
+def delivery(first: int, last: int, verdict: str, pulled: int | None, settled: int | None, **others: Any) -> dict[str, Any]:
+    """A row of `deliveries`."""
+    times = {"pulled_time": pulled, "settled_time": settled}
+    return {"first_sequence": first, "last_sequence": last, "verdict": verdict, **times, **others}
+
+
+def standing(time: int, done_before: int, next_sequence: int | None, **others: Any) -> dict[str, Any]:
+    """A row of `progress`."""
+    none = dict.fromkeys(("held", "waiting", "parked", "expired", "consumers"), 0)
+    return {**none, "time": time, "done_before": done_before, "next_sequence": next_sequence, **others}

@@ -1,8 +1,12 @@
-"""A real node in a separate thread, and a task's cluster: for tests of blocking code."""
+"""Makes schemas from short texts, without a JVM.
+
+A real node in a separate thread, and a task's cluster: for tests of blocking code.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -10,13 +14,24 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 from pyspark_qmq.servers.server_address import ServerAddress
 from pyspark_qmq.sink.cluster import SinkCluster
-from pyspark_qmq.sink.options import SinkOptions
+from pyspark_qmq.sink.options import Fields, SinkOptions
 from pyspark_qmq.sink.row_identity import RowWriter
 from pyspark_qmq.sink.write_task import Counts, WriteTask
 from pyspark_qmq.source_model import ALL, QueuePiece, SourceBatch
-from sink_schemas import fields_of
 from support import node_config, running
 
 from qmq.client.metadata.service import MetadataClient
@@ -25,6 +40,28 @@ from qmq.model import Order, SubjectConfig
 from qmq.node.dev_node import Node
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.wire.batch import BatchView
+
+_KINDS: dict[str, DataType] = {
+    "binary": BinaryType(),
+    "string": StringType(),
+    "bigint": LongType(),
+    "int": IntegerType(),
+    "timestamp": TimestampType(),
+    "array<string>": ArrayType(StringType()),
+    "map<string,binary>": MapType(StringType(), BinaryType()),
+    "map<string,string>": MapType(StringType(), StringType()),
+}
+
+
+def schema_of(text: str) -> StructType:
+    """The schema of a text such as "body binary, key string"."""
+    return StructType([StructField(name, _KINDS[kind]) for name, kind in re.findall(r"(\w+) ([\w<>,]+?)(?:, |$)", text)])
+
+
+def fields_of(text: str, *, has_subject: bool = True) -> Fields:
+    """The same as the sink sees it."""
+    return Fields.of(schema_of(text), has_subject=has_subject)
+
 
 _R = TypeVar("_R")
 WRITER = RowWriter("query", 0)

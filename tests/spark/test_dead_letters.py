@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lag_rows import at, dataset, delivery
+from publishing import at, dataset, delivery
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark_qmq.jobs import dead_letters
 from pyspark_qmq.jobs.dead_letters import REPLAYED, Pace, ReplayedKey, failed_ranges, letters, not_replayed, outgoing

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lag_rows import START_MS, at, dataset
+from publishing import START_MS, at, dataset
 from pyspark.sql import DataFrame, SparkSession
 from pyspark_qmq.jobs import delay_accuracy
 from pyspark_qmq.jobs.delay_accuracy import CAME, EARLY, LOST, DelayFinding, figures, horizons, judged, oldest_kept

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from lag_rows import START_MS, dataset, delivery, messages, standing
+from publishing import START_MS, dataset, delivery, messages, standing
 from pyspark.sql import SparkSession
 from pyspark_qmq.jobs import lag_report
 from pyspark_qmq.jobs.consumed import covered

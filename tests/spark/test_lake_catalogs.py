@@ -21,7 +21,7 @@ import test_lake
 from publishing import send
 from pyspark_qmq.lake.catalog import CatalogAway, answering_catalog, open_catalog
 from support import NodeProcess, needs
-from support.database_servers import PostgresServer
+from support.databases import PostgresServer
 from typer.testing import CliRunner
 
 from qmq.cli.app import app

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from order_history import GROUPS, LPS, History, Message, Row, Stream, exchange, moved, side_by_side, table
-from order_twin import Found, twin
+from order_twin import GROUPS, LPS, Found, History, Message, Row, Stream, exchange, moved, side_by_side, table, twin
 from pyspark.sql import SparkSession
 from pyspark_qmq.jobs.order_checks import Findings, audit
 from pyspark_qmq.jobs.order_rules import RULES

@@ -10,7 +10,7 @@ from pyspark_qmq.sink import row_identity
 from pyspark_qmq.sink.options import Fields, SinkOptions
 from pyspark_qmq.sink.row_identity import RowTarget, RowWriter
 from pyspark_qmq.sink.writer import arrow_stream_writer, arrow_writer
-from sink_schemas import fields_of, schema_of
+from sink_node import fields_of, schema_of
 
 from qmq.errors import InvalidArgument, InvalidName
 from qmq.log.producers import birth_ms

@@ -13,7 +13,7 @@ from pyspark_qmq.sink import arrow_vectors, encoding, packets
 from pyspark_qmq.sink.options import Fields
 from pyspark_qmq.sink.packets import Cutter, Load, Packet
 from pyspark_qmq.sink.row_identity import RowTarget, RowWriter
-from sink_schemas import fields_of
+from sink_node import fields_of
 from support.forms import examples
 
 from qmq import limits

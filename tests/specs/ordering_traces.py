@@ -14,8 +14,8 @@ from ordersim.run import SUBJECT, simulate
 from ordersim.traced import TracedSimulation, UncheckedSimulation
 from ordersim.tracer import Observation, Tracer
 
+from specs.model_checker import TraceVerdict, check_trace
 from specs.ordering_trace import ordering_lines
-from specs.trace_checker import TraceVerdict, check_trace
 
 Bug = Callable[[], AbstractContextManager[None]]
 

@@ -9,7 +9,7 @@ from sim.node import Node
 from sim.replica_tracer import Trace
 from sim.traces import trace
 
-from specs.trace_checker import TraceVerdict, check_trace
+from specs.model_checker import TraceVerdict, check_trace
 
 UNLIMITED: Final = 1_000_000
 OUTSIDE: Final = {

@@ -14,10 +14,9 @@ from ordersim.bugs import BUGS
 from ordersim.tracer import Changed, Fenced, Granted, Handled, Inherited, Moved, Observation, Released, Sealed, Settled, Stored
 from support import forms
 
-from specs.model_checker import is_there
+from specs.model_checker import check_trace, is_there
 from specs.ordering_trace import ordering_lines
 from specs.ordering_traces import NEEDS, check_observations, check_ordering_seed, traced
-from specs.trace_checker import check_trace
 
 pytestmark = [pytest.mark.long, pytest.mark.sampled, pytest.mark.skipif(not is_there(), reason="needs Java, and TLC: scripts/judges")]
 

@@ -1,21 +1,33 @@
 """A real cluster that is traced: what its drivers commit, and what its coordination store is told, goes to a tracer in that order. Brokers,
 files, sockets, elections and clients are those of production, in one event loop, so nothing lies between a step and its observation.
+
+A real broker group that is traced: its drivers and disks tell a tracer what they do, and its coordination store what it is told.
+
+Files, sockets, elections and clients are those of production, in one event loop, so nothing lies between a step and its line.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ordersim.committed import CommittedLogs
 from ordersim.tracer import Tracer
 from qmq_coordination.coordination_store import Compare, Operation, Put, TxnResult
 from qmq_coordination.embedded import EmbeddedStore
+from qmq_replication import wire
 from qmq_replication.driver import Driver
-from qmq_replication.ready import Ready
+from qmq_replication.ready import Message, Ready
+from sim.replica_tracer import ReplicaTracer, Trace
 
+from qmq.errors import QmqError
 from qmq.testing import TestCluster
+from qmq.testing.machine import ReplicaMachine
+from qmq.testing.mortal_disk import MortalDisk
+from qmq.wire.frame import Frame
 
 
 class TracedStore(EmbeddedStore):
@@ -65,3 +77,129 @@ def traced_cluster(tracer: Tracer, *, brokers: int, groups: int) -> TestCluster:
         make_driver=lambda *args, **options: TracedDriver(*args, logs=logs, tracer=tracer, **options),
         make_store=lambda monotonic_s: TracedStore(monotonic_s, show),
     )
+
+
+GROUP = "group-1"
+REPLICAS = ("broker-1", "broker-2", "broker-3")
+LINES_MAX = 20_000
+
+
+class TracedDisk(MortalDisk):
+    """A disk that shows the death of its process."""
+
+    def __init__(self, tracer: ReplicaTracer) -> None:
+        super().__init__()
+        self._tracer = tracer
+
+    def die(self) -> None:
+        self._tracer.killed()
+        super().die()
+
+
+class TracingDriver(Driver):
+    """A driver that shows each step at the moment at which it is done."""
+
+    def __init__(self, *args: Any, tracers: dict[str, ReplicaTracer], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._tracer = tracers[self.identity.replica]
+        self._tracer.starts(self.core)
+
+    def _heard(self, sender: str, frame: Frame) -> None:
+        if not self.is_opening:
+            self._tracer.hears(self.core, sender, wire.unpack(frame.payload))
+        super()._heard(sender, frame)
+        if not self.is_opening:
+            self._tracer.heard()
+
+    def _carry_out(self) -> None:
+        self._tracer.begins_to_carry_out(self.core)
+        super()._carry_out()
+        if not self.is_opening:
+            self._tracer.shows(self.core)
+
+    def _saved(self) -> bool:
+        is_saved = super()._saved()
+        if is_saved:
+            self._tracer.saved(self.identity.promised)
+        return is_saved
+
+    def _handle(self, ready: Ready) -> None:
+        if ready.reset is not None:
+            self._tracer.ends_trace("LogReset")
+        super()._handle(ready)
+        if self.is_waiting:
+            return
+        if ready.commit is not None and self.core.leader is not None:
+            self._tracer.commits(ready.commit)
+        for request in ready.requests:
+            self._tracer.asks(request)
+
+    def _send(self, to: str, message: Message) -> None:
+        self._tracer.sends(self.core, to, message)
+        super()._send(to, message)
+
+    def _written(self, index: int) -> None:
+        if self.core.leader is not None:
+            self._tracer.writes(self.core.leader, index)
+        super()._written(index)
+
+
+def traced_group(trace: Trace) -> TestCluster:
+    """A cluster of one broker group, which tells `trace` what it does."""
+    tracers = {name: ReplicaTracer(trace, name) for name in trace.replicas}
+    return TestCluster(
+        brokers=len(trace.replicas),
+        delay=False,
+        make_disk=lambda name: TracedDisk(tracers[name]),
+        make_driver=lambda *args, **options: TracingDriver(*args, tracers=tracers, **options),
+        make_store=lambda monotonic_s: TracedStore(monotonic_s, lambda key, value, _has: trace.put(key, value)),
+    )
+
+
+def commits_of(cluster: TestCluster, names: Iterable[str]) -> set[tuple[int, int]]:
+    """How far the replicas know their logs to be committed, and the ends of their logs. Equal replicas share one item."""
+    cores = [each.node.driver.core for each in map(cluster.machine, names) if isinstance(each, ReplicaMachine) and each.node is not None]
+    return {(core.state.commit, core.state.history.last_index) for core in cores}
+
+
+async def until_equal(cluster: TestCluster) -> None:
+    """Wait until all replicas have the same entries and know them to be committed."""
+    async with asyncio.timeout(60):
+        while len(found := commits_of(cluster, REPLICAS)) > 1 or any(commit != last for commit, last in found):
+            await asyncio.sleep(0.005)
+
+
+async def a_replicated_run(rounds: int = 5) -> Trace:
+    """What a group does under load: its master is killed and starts again, the next one is cut off with an entry that nobody else has."""
+    trace = Trace(GROUP, REPLICAS, REPLICAS, LINES_MAX)
+    async with traced_group(trace) as cluster:
+        mq = cluster.client()
+
+        async def send(what: str) -> None:
+            for number in range(rounds):
+                await mq.send("orders", f"{what} {number}".encode())
+
+        await send("first")
+        killed = cluster.master()
+        sending = asyncio.create_task(send("while the master dies"))
+        async with asyncio.timeout(60):
+            while all(commit == last for commit, last in commits_of(cluster, [killed])):
+                await asyncio.sleep(0)
+        await cluster.kill(killed)
+        await cluster.until_master(other_than=killed)
+        await sending
+        await cluster.restart(killed)
+        await until_equal(cluster)
+        old = await cluster.until_master()
+        beside = cluster.client(at=old)
+        await beside.send("orders", b"from its machine")
+        async with cluster.partition(old):
+            ticket = beside.producer("orders", delivery_timeout_s=1.5).send(b"nobody else has it")
+            await cluster.until_master(other_than=old)
+            await send("while one is cut off")
+            with contextlib.suppress(QmqError):  # it may also be sent again and stored later
+                await ticket
+        await send("last")
+        await until_equal(cluster)
+        trace.end = "the run is over"
+    return trace

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from support import forms, node_config
-from support.database_servers import Database, DatabaseServer, MariaServer, PostgresServer, sqlite_database
+from support.databases import Database, DatabaseServer, MariaServer, PostgresServer, sqlite_database
 
 from qmq.node.dev_node import Node
 

@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
-from support.database_servers import Database
+from support.databases import Database
 
 from qmq.model import MessageId
 from qmq.sql.dedup import SqlDedup, create_tables

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Engine, create_engine, text, update
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-from support.database_servers import Database
+from support.databases import Database
 
 import qmq
 from qmq.client.connection.connection import TIMING, ClientTiming

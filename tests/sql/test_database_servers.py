@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
-from support.database_servers import Database
+from support.databases import Database
 
 
 @pytest.mark.sampled

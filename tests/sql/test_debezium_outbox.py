@@ -11,7 +11,7 @@ import pytest
 from outbox_support import async_engine_of, client, engine_of, is_empty, left, received
 from sqlalchemy import Engine, text
 from support import eventually
-from support.database_servers import Database
+from support.databases import Database
 
 from qmq.errors import InvalidArgument, InvalidName
 from qmq.node.dev_node import Node
@@ -141,7 +141,7 @@ async def test_an_id_that_is_used_twice_does_not_hold_up_other_rows(database: Da
 async def test_a_missing_table_is_logged_and_its_rows_are_sent_once_it_is_made(
     node: Node, tmp_path: object, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from support.database_servers import sqlite_database
+    from support.databases import sqlite_database
 
     with engine_of(sqlite_database(tmp_path / "business.sqlite")) as engine:  # type: ignore[operator]
         async with client(node.address) as mq, mq.outbox_watchdog(engine, debezium=DebeziumTable()):

@@ -14,7 +14,7 @@ from dedup_ways import WAYS, Boom, Named, Way, away, effects, message, rows, way
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 from support import eventually
-from support.database_servers import Database, sqlite_database
+from support.databases import Database, sqlite_database
 
 from qmq.errors import InvalidArgument, NotConnected, Overloaded, Unavailable
 from qmq.model import MessageId

@@ -12,7 +12,7 @@ import pytest
 from dedup_ways import Named, Way, effects, message, rows, ways
 from sqlalchemy import Update, text
 from sqlalchemy.sql.elements import ClauseElement
-from support.database_servers import Database, sqlite_database
+from support.databases import Database, sqlite_database
 
 from qmq.model import MessageId
 from qmq.sql import dedup_records

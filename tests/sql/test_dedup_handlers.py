@@ -11,7 +11,7 @@ import sqlalchemy.orm
 from dedup_ways import Boom, Way, effects, message, rows, say, ways
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError, PendingRollbackError
-from support.database_servers import Database
+from support.databases import Database
 
 from qmq.errors import InvalidArgument
 

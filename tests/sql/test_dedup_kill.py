@@ -21,7 +21,7 @@ import pytest
 from dedup_child import BEHIND, DIED, SUBJECT, Life, listen
 from dedup_ways import rows
 from sqlalchemy.ext.asyncio import create_async_engine
-from support.database_servers import Database, sqlite_database
+from support.databases import Database, sqlite_database
 
 import qmq
 from qmq.errors import NotConnected

@@ -13,7 +13,7 @@ import pytest
 from dedup_ways import Named, away, effects, ways
 from sqlalchemy import create_engine, text
 from support import eventually
-from support.database_servers import Database, sqlite_database
+from support.databases import Database, sqlite_database
 
 import qmq
 from qmq.node.dev_node import Node

@@ -13,7 +13,7 @@ import pytest
 from dedup_ways import Way, effects, message, rows, ways
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
-from support.database_servers import Database, sqlite_database
+from support.databases import Database, sqlite_database
 
 import qmq
 from qmq.errors import InvalidArgument

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.database_servers import Database
+from support.databases import Database
 
 pytest.importorskip("django", reason="needs Django: pip install 'qmq[django]'")
 pytestmark = pytest.mark.sampled

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from outbox_support import committed_rows, engine_of, left
 from sqlalchemy import text
-from support.database_servers import Database
+from support.databases import Database
 from typer.testing import CliRunner
 
 import qmq.blocking

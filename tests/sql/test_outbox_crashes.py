@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from outbox_support import async_engine_of, client, committed_rows, engine_of, is_empty, left, received, watching
-from support.database_servers import Database
+from support.databases import Database
 
 import qmq
 from qmq.model import MessageId

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from outbox_support import async_engine_of, change, client, committed_rows, engine_of, is_empty, left, received, watching
 from support import node_config, running
-from support.database_servers import Database
+from support.databases import Database
 
 import qmq
 from qmq.model import Order, SubjectConfig

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from outbox_support import client, committed_rows, engine_of, is_empty, left, received, watching
 from sqlalchemy import text
-from support.database_servers import Database
+from support.databases import Database
 
 from qmq.errors import InvalidArgument, QmqError
 from qmq.node.dev_node import Node

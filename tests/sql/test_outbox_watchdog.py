@@ -23,7 +23,7 @@ from outbox_support import (
 )
 from sqlalchemy import Engine, text
 from support import NodeProcess, eventually, node_config, running
-from support.database_servers import Database
+from support.databases import Database
 
 import qmq
 from qmq.errors import InvalidArgument

@@ -19,7 +19,7 @@ import qmq
 from qmq.errors import QmqError
 from qmq.testing import TestCluster
 from system.gateway_processes import Gateway, Load
-from system.ordered_plan import operation
+from system.ordered_workload import operation
 
 TOPIC: Final = "faults"
 LOGICAL_PARTITIONS: Final = 64

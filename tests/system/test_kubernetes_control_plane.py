@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from kubelet.chart import rendered
 from kubelet.control_plane import MERGE, ApiRefused, ControlPlane, KubernetesApi, apply_all
-from kubelet.manifests import pod_sets
+from kubelet.manifests import pod_sets, rendered
 from kubelet.process_kubelet import ProcessKubelet
 from qmq_coordination.etcd.process import EtcdProcess
 from support import needs

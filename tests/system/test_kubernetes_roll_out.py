@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from kubelet.chart import rendered
+from kubelet.manifests import rendered
 from kubelet.process_kubernetes import ProcessKubernetes
 from qmq_coordination.etcd.process import EtcdProcess
 from support import needs

@@ -12,8 +12,8 @@ import pytest
 from support import forms
 
 from system.group import SECURE
-from system.ordered_plan import KILLS
-from system.ordered_run import Options, run_in
+from system.ordered_nemesis import Options, run_in
+from system.ordered_workload import KILLS
 
 pytestmark = pytest.mark.xdist_group("faults")
 PATIENCE_S = 60.0

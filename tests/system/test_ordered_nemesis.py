@@ -16,7 +16,7 @@ from qmq.errors import NotConnected, RouteConflict
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 from system.ordered_nemesis import FREEZE_S, Changer, Nemesis, follow
-from system.ordered_plan import KILLS, Step, worth_harming
+from system.ordered_workload import KILLS, Step, worth_harming
 
 
 class FakeMetadata:

@@ -12,7 +12,7 @@
 | zombie_ack | an acknowledgement that was confirmed although another consumer had the lane by then | exclusive.py |
 | came_back | a message that was given again although it was certainly settled | exclusive.py |
 | shared_token | one token with two holders | exclusive.py |
-| early | a partition that a group read before it had settled the earlier partitions | versions.py |
+| early | a partition that a group read before it had settled the earlier partitions | exclusive.py |
 | two_at_one_place, behind_seal, wrong_partition, log_order | a log with wrong content | log.py |
 | stored_twice | a second copy without a fence, with another id, or not part of an in-order replay | log.py |
 | stalled | writers that were blocked without a reason | stalls.py |
@@ -29,13 +29,12 @@ from dataclasses import dataclass
 from itertools import islice
 
 from history.events import Operation
-from history.ordered.exclusive import exclusivity
+from history.ordered.exclusive import early, exclusivity
 from history.ordered.log import log_order, stored_twice
 from history.ordered.losses import lost, phantom
 from history.ordered.order import late, order, repeated
 from history.ordered.past import OrderedHistory
 from history.ordered.stalls import AFTER_NS, SLOW_NS, Pauses, read_pauses, stalled, write_pauses
-from history.ordered.versions import early
 from history.past import Anomaly
 
 SHOWN_MAX = 10

@@ -3,7 +3,7 @@
 The product itself has no switches for this. A bug that the simulator does not find shows a gap in the simulator. `BUGS` has them by name.
 """
 
-from ordersim.bugs import changing, fencing, parking, reading, settling, writing
+from ordersim.bugs import metadata, traffic
 from ordersim.bugs.planting import BUGS
 
-__all__ = ["BUGS", "changing", "fencing", "parking", "reading", "settling", "writing"]
+__all__ = ["BUGS", "metadata", "traffic"]

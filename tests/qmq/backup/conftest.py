@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from backup_judge import History
-from live_cluster import LiveCluster, running
+from live_cluster import History, LiveCluster, running
 from qmq_coordination.etcd.process import EtcdProcess
 
 

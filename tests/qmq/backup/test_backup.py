@@ -8,8 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from backup_judge import GROUP, LATER, ORDERED, PLAIN, History, require_order, rest
-from live_cluster import LiveCluster, objects_in, running
+from live_cluster import GROUP, LATER, ORDERED, PLAIN, History, LiveCluster, objects_in, require_order, rest, running
 
 import qmq
 from qmq.backup.manifest import BackedUpSchedule, manifest_name

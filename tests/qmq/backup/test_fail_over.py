@@ -14,8 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from backup_judge import GROUP, ORDERED, PLAIN, History, rest
-from live_cluster import LiveCluster, running
+from live_cluster import GROUP, ORDERED, PLAIN, History, LiveCluster, rest, running
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
-from backup_judge import PLAIN, History
-from live_cluster import LiveCluster
+from live_cluster import PLAIN, History, LiveCluster
 
 from qmq.errors import InvalidArgument, QmqError, Unavailable
 from qmq.proto.v1 import control_pb2 as pb

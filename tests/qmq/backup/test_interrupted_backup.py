@@ -13,8 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from backup_judge import GROUP, LATER, PLAIN, History, rest
-from live_cluster import DELAY, LiveCluster, objects_in, running
+from live_cluster import DELAY, GROUP, LATER, PLAIN, History, LiveCluster, objects_in, rest, running
 from qmq_coordination.etcd.process import EtcdProcess
 
 import qmq

@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from backup_judge import GROUP, KEYS, ORDERED, PLAIN, History, require_order, rest
-from live_cluster import LiveCluster
+from live_cluster import GROUP, KEYS, ORDERED, PLAIN, History, LiveCluster, require_order, rest
 
 import qmq
 from qmq.cli.mirroring.cluster_mirror import ClusterMirror

@@ -11,10 +11,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from backup_judge import PLAIN, History, rest
 from hypothesis import given
 from hypothesis import strategies as st
-from live_cluster import LiveCluster, objects_in, running
+from live_cluster import PLAIN, History, LiveCluster, objects_in, rest, running
 
 from qmq.backup.manifest import VERSION, BackedUpGroup, BackedUpSegment, BackupManifest, ChunkedBytes, new_id, time_of_backup
 from qmq.backup.objects import BackupObjects

@@ -9,8 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from backup_judge import GROUP, KEYS, LATER, ORDERED, PLAIN, History, require_order, rest
-from live_cluster import LiveCluster, objects_in, running
+from live_cluster import GROUP, KEYS, LATER, ORDERED, PLAIN, History, LiveCluster, objects_in, require_order, rest, running
 from qmq_coordination.etcd.process import EtcdProcess
 from qmq_ordering.algebra import first_route, merge, move, next_route, split
 from qmq_ordering.hashing import logical_partition

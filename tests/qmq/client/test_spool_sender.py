@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from fake_cluster import Cluster, FakeGroup, Peer, cluster
-from fake_queue import FakeQueue
+from fake_delays import FakeQueue
 from support import eventually
 
 import qmq

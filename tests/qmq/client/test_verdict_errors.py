@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import pytest
-from fake_delays import DelayCluster, delay_cluster
-from fake_queue import FakeQueue
+from fake_delays import DelayCluster, FakeQueue, delay_cluster
 from support import eventually
 
 import qmq

@@ -8,9 +8,9 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from fake_schedule import FakeSchedule, Later, Step
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from schedule_support import FakeSchedule, Later, Step
 
 from qmq.delay.interfaces import Places, SchedulePlace
 from qmq.delay.loader import Loader

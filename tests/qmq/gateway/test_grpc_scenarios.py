@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
 
-import client_table
+import gateway_stub
 import pytest
 from gateway_stub import GatewayStub, gateway_on, message, receive_request, seconds
 
@@ -168,11 +168,11 @@ async def test_every_call_is_answered_as_the_page_says(gateway: GatewayStub) -> 
         await getattr(stub, name)(request, metadata=headers)
     empty = [each async for each in stub.ReceiveMessage(receive_request("empty", wait_s=0), metadata=headers)]
     assert [each.status.code for each in empty] == [api.MESSAGE_NOT_FOUND]
-    client_table.check_column(gateway.gateway.counters.counts, "")
+    gateway_stub.check_column(gateway.gateway.counters.counts, "")
 
 
 def test_the_page_of_calls_has_every_call_and_every_client() -> None:
-    columns = client_table.read_page()
-    assert set(columns) == set(client_table.CLIENTS.values())
-    assert all(set(column) == set(client_table.ROWS) for column in columns.values())
-    assert client_table.page_of(columns) == client_table.PAGE.read_text()
+    columns = gateway_stub.read_page()
+    assert set(columns) == set(gateway_stub.CLIENTS.values())
+    assert all(set(column) == set(gateway_stub.ROWS) for column in columns.values())
+    assert gateway_stub.page_of(columns) == gateway_stub.PAGE.read_text()

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import client_table
+import gateway_stub
 import pytest
 from gateway_stub import GatewayStub, gateway_on
 from system.gateway_processes import CACHE, JAR, PROGRAMS, java
@@ -152,7 +152,7 @@ async def test_the_java_clients_programs_see_all_their_messages(gateway_with_tls
     check_not_pulled(told[10])
     received = {each.id for each in told[8]}
     assert received == {ids["commit"], ids["forget"]}
-    client_table.check_column(gateway.gateway.counters.counts, "JAVA")
+    gateway_stub.check_column(gateway.gateway.counters.counts, "JAVA")
 
 
 @needs_node
@@ -164,7 +164,7 @@ async def test_the_node_clients_programs_see_all_their_messages(gateway: Gateway
     check_normal(told[0], told[1])
     check_order(told[3])
     check_pushed(told[4])
-    client_table.check_column(gateway.gateway.counters.counts, "HTTP")
+    gateway_stub.check_column(gateway.gateway.counters.counts, "HTTP")
 
 
 @needs_rust
@@ -182,7 +182,7 @@ async def test_the_rust_clients_programs_see_all_their_messages(gateway: Gateway
     ids = {what: named for what, named, *_ in told[6]}
     assert (ids["checked"], ids["in time"]) == (ids["forget"], "true")
     assert {each.id for each in told[7]} == {ids["commit"], ids["forget"]}
-    client_table.check_column(gateway.gateway.counters.counts, "RUST")
+    gateway_stub.check_column(gateway.gateway.counters.counts, "RUST")
 
 
 @needs_go
@@ -202,4 +202,4 @@ async def test_the_go_clients_programs_see_all_their_messages(gateway: GatewaySt
     ids = {what: named for what, named, *_ in told[7]}
     assert (ids["checked"], ids["in time"]) == (ids["forget"], "true")
     assert {each.id for each in told[8]} == {ids["commit"], ids["forget"]}
-    client_table.check_column(gateway.gateway.counters.counts, "GO")
+    gateway_stub.check_column(gateway.gateway.counters.counts, "GO")

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import client_table
+import gateway_stub
 import pytest
 import rocketmq_programs
 from gateway_stub import GatewayStub, gateway_on
@@ -71,7 +71,7 @@ async def test_its_calls_are_those_of_the_page(gateway: GatewayStub, tmp_path: P
     for program, topic in (("fifo_producer", "fifo"), ("delay_producer", "delayed"), ("transaction_producer", "transactions")):
         await run(program, gateway, topic, tmp_path)
         await run("simple_consumer", gateway, topic, tmp_path)
-    client_table.check_column(gateway.gateway.counters.counts, "PYTHON")
+    gateway_stub.check_column(gateway.gateway.counters.counts, "PYTHON")
 
 
 async def test_its_normal_messages_reach_a_consumer_of_its_own(gateway: GatewayStub, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
-from ordered_support import SUBJECT, KilledError, Killer, World, numbers
+from meta_support import SUBJECT, KilledError, Killer, World, numbers
 from qmq_coordination.broker_groups import group_key
 from qmq_coordination.coordination_store import Put
 from qmq_coordination.ordered_records import FENCES, change_key, fence_key

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from ordered_support import SUBJECT, World
+from meta_support import SUBJECT, World
 from qmq_coordination.broker_groups import group_key
 from qmq_coordination.view import ClusterView
 from support import ManualClock, eventually

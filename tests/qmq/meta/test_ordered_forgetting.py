@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 import pytest
-from ordered_support import SUBJECT, KilledError, Killer, World
+from meta_support import SUBJECT, KilledError, Killer, World
 from qmq_coordination.delivery_settings import PAUSES, settings_key
 from qmq_coordination.ordered_records import MemberRecord, assignment_key, group_record_key, member_key
 from qmq_ordering.lanes import Gate

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from random import Random
 
 import pytest
-from ordered_support import LPS, SUBJECT, KilledError, Killer, Lanes, World
+from meta_support import LPS, SUBJECT, KilledError, Killer, Lanes, World
 from qmq_coordination.ordered_records import MemberRecord, assignment_key, group_record_key, member_key
 from qmq_ordering.algebra import first_route, merge, move, next_route, split
 from qmq_ordering.lanes import Assignment, Frontier, Gate, GroupRecord, first_frontier

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from ordered_support import Brokers, Watchful
+from meta_support import Brokers, Watchful
 from qmq_coordination.coordination_store import CoordinationStore, LeaseId
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.ordered_records import LEADER, MemberRecord, member_key

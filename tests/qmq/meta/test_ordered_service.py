@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
+from meta_support import Brokers as Lanes
 from meta_support import Caller, FakeBroker, metaserver
-from ordered_support import Brokers as Lanes
 from qmq_coordination.broker_groups import group_key
 from qmq_coordination.coordination_store import CoordinationStore
 from qmq_coordination.ordered_records import LEADER, group_record_key

@@ -11,7 +11,7 @@ from contextlib import suppress
 from random import Random
 
 import pytest
-from ordered_support import LPS, SUBJECT, KilledError, Lanes, World
+from meta_support import LPS, SUBJECT, KilledError, Lanes, World
 from qmq_coordination.broker_groups import group_key
 from qmq_coordination.ordered_records import FENCES, Fence, MemberRecord, assignment_key, member_key
 from qmq_ordering.algebra import merge, move, split

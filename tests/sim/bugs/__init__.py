@@ -4,7 +4,7 @@ They are subclasses that replace one method of the replication core, of the coor
 product itself has no switches for this. A bug that the simulator does not find shows a gap in the simulator. `BUGS` has them by name.
 """
 
-from sim.bugs import committing, epochs, matching, store, storing, strangers
+from sim.bugs import replicas, storing
 from sim.bugs.planting import BUGS
 
-__all__ = ["BUGS", "committing", "epochs", "matching", "store", "storing", "strangers"]
+__all__ = ["BUGS", "replicas", "storing"]

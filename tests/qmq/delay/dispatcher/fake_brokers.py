@@ -1,4 +1,8 @@
-"""A cluster without sockets, and a plan log in memory.
+"""An event loop whose time jumps to the next timer, so that an hour passes immediately.
+
+Due messages, and a plan log in a list. A forbidden request to the plan log fails an assertion.
+
+A cluster without sockets, and a plan log in memory.
 
 A `World` has subjects and broker groups. Each request that arrives at a group meets the next *fault* of the world's script; after the
 script's end there are no faults. Sending a batch that is not planned and committed in the plan log fails an assertion.
@@ -7,13 +11,14 @@ script's end there are no faults. Sending a batch that is not planned and commit
 from __future__ import annotations
 
 import asyncio
+import gc
+import selectors
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any
+from typing import Any, TypeVar
 
-from memory_ledger import Line, MemoryLedger, due
 from qmq_ordering.hashing import logical_partition
 from qmq_ordering.routes import LpRange, PhysicalPartition
 from qmq_ordering.routes import Route as OrderedRoute
@@ -21,7 +26,7 @@ from qmq_ordering.routes import Route as OrderedRoute
 from qmq.client.connection.pool import Links
 from qmq.client.metadata.cache import Locator, Ordering, Placement, Pushed, SubjectRoute
 from qmq.delay.dispatcher.dispatcher import DueDispatcher
-from qmq.delay.interfaces import DueMessage
+from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
 from qmq.errors import (
     InvalidArgument,
     MessageTooLarge,
@@ -37,12 +42,163 @@ from qmq.errors import (
     RouteChanged,
     UnknownSubject,
 )
+from qmq.log.actions import PlanAction
 from qmq.model import Order
 from qmq.rpc.server_name import ServerName
 from qmq.wire import frame_payloads as wire
 from qmq.wire.batch import ENVELOPE_BYTES, BatchView, Envelope, Kind
 from qmq.wire.batch_columns import parse_header
 from qmq.wire.frame import Frame, FrameKind
+
+T = TypeVar("T")
+
+
+class _Jumping(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
+    """A sleep that does not wait: the clock advances by its length."""
+
+    now_s = 1_000.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        if timeout is None:
+            raise AssertionError("nothing is under way, and nothing ever will be")
+        self.now_s += max(timeout, 0.0)
+        return super().select(0)
+
+
+class JumpingLoop(asyncio.SelectorEventLoop):
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.jumping = _Jumping()
+        super().__init__(self.jumping)
+
+    def time(self) -> float:
+        return self.jumping.now_s
+
+
+def play(scene: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine to its end in time that jumps."""
+    loop, wrong = JumpingLoop(), list[dict[str, Any]]()
+    loop.set_exception_handler(lambda _, context: wrong.append(context))
+    try:
+        result = loop.run_until_complete(asyncio.wait_for(scene(), 36_000))
+    finally:
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        loop.close()
+    gc.collect(1)
+    assert not wrong, "in a callback or a task"
+    return result
+
+
+async def until(condition: Callable[[], bool], within_s: float = 600.0) -> None:
+    """Wait, in time that jumps."""
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def due(ordinal: int, subject: str = "s", **fields: Any) -> DueMessage:
+    """A message whose body is its number."""
+    found = {
+        "place": SchedulePlace(7, ordinal),
+        "due_ms": 1_000 + ordinal,
+        "subject": subject,
+        "body": b"%d" % ordinal,
+        "key": b"",
+        "tags": (),
+        "headers": {},
+        "create_time_ms": 5,
+        "message_id": ordinal.to_bytes(16, "big"),
+        "flags": 0,
+    }
+    return DueMessage(**(found | fields))
+
+
+class Line:
+    """First in, first out: timers with equal times fire in any order."""
+
+    def __init__(self) -> None:
+        self._last_s = 0.0
+
+    def at(self, after_s: float) -> float:
+        self._last_s = max(self._last_s + 1e-6, asyncio.get_running_loop().time() + after_s)
+        return self._last_s
+
+    async def wait(self, after_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+        loop.call_at(self.at(after_s), lambda: done.done() or done.set_result(None))
+        await done
+
+
+class MemoryLedger:
+    """A log of plans, dones and voids, in the order of the calls. Entries are committed a little later."""
+
+    def __init__(self, log: Sequence[tuple[str, PlanAction]] = (), commit_s: float = 0.003) -> None:
+        self.log: list[tuple[str, PlanAction]] = []
+        self.commit_s = commit_s
+        self._line = Line()
+        self.is_deposed = False
+        self.is_closed = False
+        """Whether the dispatcher were stopped: they must not call any more."""
+        self.states: dict[SchedulePlace, str] = {}
+        """Of each message that was ever planned: planned, done or pending."""
+        self._open: dict[int, PlanAction] = {}
+        self._at: dict[tuple[int, int], int] = {}
+        for what, plan in log:
+            self._add(what, plan)
+        self.committed = len(self.log)
+        self._next = 1 + max([plan.number for _, plan in self.log], default=0)
+
+    async def plan(self, draft: Draft) -> PlanAction:
+        assert not self.is_closed
+        items = tuple((message.place.bucket, message.place.ordinal.to_bytes(4, "little")) for message in draft.messages)
+        plan = PlanAction(self._next, draft.subject, draft.partition, draft.broker_group, draft.producer_id, draft.batch_sequence, items)
+        self._next += 1
+        self._add("plan", plan)
+        end = len(self.log)
+        await self._line.wait(self.commit_s)
+        if self.is_deposed:
+            raise NotMaster("deposed", outcome=Outcome.UNKNOWN)
+        self.committed = max(self.committed, end)
+        return plan
+
+    def done(self, plan: PlanAction, append_time_ms: int) -> None:
+        assert append_time_ms > 0
+        assert not self.is_closed
+        self._add("done", plan)
+
+    def void(self, plan: PlanAction) -> None:
+        assert not self.is_closed
+        self._add("void", plan)
+
+    def _add(self, what: str, plan: PlanAction) -> None:
+        its = places(plan)
+        if what == "plan":
+            assert all(self.states.get(place, "pending") == "pending" for place in its), "planned twice"
+            self._open[plan.number] = plan
+            self._at[plan.producer_id, plan.batch_sequence] = len(self.log)
+        else:
+            assert self._open.pop(plan.number, None) == plan, f"{what}, but it is decided already, or was never planned"
+        self.states.update(dict.fromkeys(its, {"plan": "planned", "done": "done", "void": "pending"}[what]))
+        self.log.append((what, plan))
+
+    def open(self) -> list[PlanAction]:
+        """Plans that are neither done nor void."""
+        return list(self._open.values())
+
+    def is_committed(self, producer_id: int, number: int) -> bool:
+        """Whether there is such a plan."""
+        return self._at.get((producer_id, number), self.committed) < self.committed
+
+
+def places(plan: PlanAction) -> list[SchedulePlace]:
+    """The plan's messages."""
+    return [SchedulePlace(bucket, int.from_bytes(ordinal, "little")) for bucket, ordinal in plan.items]
+
 
 LPS = 8
 WAY_S = 0.002

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
+from fake_brokers import due
 from hypothesis import given
 from hypothesis import strategies as st
-from memory_ledger import due
 
 from qmq import model
 from qmq.delay.dispatcher.due_batcher import DueBatcher, Limits, encoded, size_of, sort_of

@@ -6,9 +6,7 @@ import asyncio
 from collections.abc import Awaitable
 
 import pytest
-from fake_brokers import World, keyed
-from jumping_time import play, until
-from memory_ledger import due, places
+from fake_brokers import World, due, keyed, places, play, until
 
 from qmq import model
 from qmq.client.metadata.cache import Placement

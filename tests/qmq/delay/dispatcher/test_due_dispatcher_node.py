@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from memory_ledger import MemoryLedger, due, places
+from fake_brokers import MemoryLedger, due, places
 from support import eventually, node_config, running
 
 import qmq

@@ -6,9 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from fake_brokers import KEYS, Fault, World, keyed, lp
-from jumping_time import play, until
-from memory_ledger import MemoryLedger, due, places
+from fake_brokers import KEYS, Fault, MemoryLedger, World, due, keyed, lp, places, play, until
 
 from qmq.delay.interfaces import DueMessage
 from qmq.errors import DiskFull, Overloaded, QmqError, RightLapsed

@@ -13,11 +13,9 @@ import random
 from enum import Enum, auto
 
 import pytest
-from fake_brokers import KEYS, Fault, World
+from fake_brokers import KEYS, Fault, MemoryLedger, World, due, places, play, until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from jumping_time import play, until
-from memory_ledger import MemoryLedger, due, places
 from support.forms import examples
 
 from qmq.delay.dispatcher.dispatcher import DueDispatcher

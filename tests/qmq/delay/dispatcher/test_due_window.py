@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from memory_ledger import due
+from fake_brokers import due
 
 from qmq.delay.dispatcher.due_window import WINDOW, DueBatch, DueWindow
 from qmq.delay.interfaces import Draft

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from decoder import Decoder as Decoder
-from decoders_of_commands import COMMANDS, STORED
-from decoders_of_identity import IDENTITY
+from decoders_of_commands import COMMANDS, IDENTITY, STORED
 from decoders_of_libraries import CLIENT, SPARK
 from decoders_of_services import CONSOLE, GATEWAY, HTTP, TASKS
 
