@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import subprocess
 from collections.abc import Iterable, Mapping
@@ -247,3 +248,15 @@ def _probe(name: str, found: Mapping[str, Any] | None, ports: Mapping[str, int])
 def _require(is_honoured: bool, name: str, what: str) -> None:
     if not is_honoured:
         raise NotHonoured(f"{name}: {what}")
+
+
+OPTIONS = ("--set", "etcd.endpoints={etcd.test:2379}", "--set-json", 'groups=[{"name":"g1","kind":"broker"},{"name":"g2","kind":"broker"}]')
+
+
+NODES = ("n1", "n2", "n3", "n4")
+
+
+PRODUCERS = int(os.environ.get("QMQ_ROLL_OUT_PRODUCERS", "2"))
+
+
+BATCH = int(os.environ.get("QMQ_ROLL_OUT_BATCH", "20"))

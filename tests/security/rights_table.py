@@ -379,3 +379,18 @@ FRAMES: Final[list[tuple[FrameKind, Row]]] = [
     (FrameKind.LANE_PULL, Row(lambda _: wire.pack_lane_pull(wire.LanePull(FIRST_SESSION, 1, 1, 1, 1, 1)), (), UnknownConsumer)),
     (FrameKind.LANE_SETTLE, Row(lambda _: wire.pack_lane_settle(FIRST_SESSION, 1, []), (), UnknownConsumer)),
 ]
+
+
+ANSWERS = {
+    FrameKind.WELCOME,
+    FrameKind.PRODUCED,
+    FrameKind.ATTACHED,
+    FrameKind.MESSAGES,
+    FrameKind.FETCHED,
+    FrameKind.OK,
+    FrameKind.ERROR,
+    FrameKind.SETTLED,
+    FrameKind.LANE_ATTACHED,
+    FrameKind.LANE_MESSAGES,
+    FrameKind.FOUND,
+}

@@ -7,75 +7,26 @@ import itertools
 import json
 import logging
 import os
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 import pytest
+from access_support import ADMIN, guarded
 from qmq_coordination.broker_groups import PRESENCE, ReplicaRecord
-from support import NodeConfig, eventually, node_config, running
+from support import eventually, node_config, running
 
 import qmq
 from qmq.client.connection.connection import ClientTiming, connect
 from qmq.errors import AccessDenied, InvalidArgument, NotAuthenticated, Stopping
 from qmq.model import SubjectFlush
 from qmq.node import process
-from qmq.node.dev_node import Node
 from qmq.proto.v1 import control_pb2, meta_pb2, meta_pb2_grpc
 from qmq.rpc.tls_network import network_of
 from qmq.security.access import AccessConfig
-
-ADMIN = "op:admin"
-
-
-class Cluster(NamedTuple):
-    """A node whose rules are enforced, and the administrator's client."""
-
-    node: Node
-    admin: qmq.Client
-
-    async def token(self, principal: str) -> str:
-        made = await self.admin.access.create_token(principal)
-        await eventually(lambda: made.info.id in self.node.view.access.tokens)
-        return made.token
-
-    @asynccontextmanager
-    async def client(self, principal: str) -> AsyncIterator[qmq.Client]:
-        async with qmq.connect(self.node.address, token=await self.token(principal)) as mq:
-            yield mq
-
-    async def allow(self, principal: str, operations: str, kind: str, pattern: str = "*", *, is_deny: bool = False) -> str:
-        named = [] if operations == "*" else operations.split(",")
-        rule = await self.admin.access.put_rule(principal, named, kind, pattern, is_deny=is_deny)
-        await eventually(lambda: rule.id in self.node.view.access.rules)
-        return rule.id
-
-    async def deny(self, principal: str, operations: str, kind: str, pattern: str = "*") -> str:
-        return await self.allow(principal, operations, kind, pattern, is_deny=True)
-
-
-@asynccontextmanager
-async def guarded(
-    tmp_path: Path, mode: str = "enforce", *, delay: bool = False, access: AccessConfig | None = None
-) -> AsyncIterator[Cluster]:
-    config: NodeConfig = replace(node_config(tmp_path, delay=delay), access=access or AccessConfig())
-    async with running(config) as node:
-        async with qmq.connect(node.address) as first:
-            made = await first.access.create_token(ADMIN)
-            await first.access.put_rule(ADMIN, [], "cluster")
-            await first.access.put_rule(ADMIN, [], "subject")
-            await first.access.put_rule(ADMIN, [], "group")
-            if mode == "watch":
-                await first.access.set_mode(mode)
-        async with qmq.connect(node.address, token=made.token) as admin:
-            if mode == "enforce":
-                await admin.access.set_mode(mode)
-            await eventually(lambda: node.view.access.mode.value == mode)
-            yield Cluster(node, admin)
 
 
 async def test_a_principal_can_do_only_what_the_rules_allow(tmp_path: Path) -> None:

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
+from rights_table import ANSWERS
+
 from qmq.broker.connection import access, connection
 from qmq.proto.v1 import access_pb2, control_pb2, delay_pb2, meta_pb2
 from qmq.rpc.operations import RPC_RULES
 from qmq.wire.frame import FrameKind
-
-ANSWERS = {
-    FrameKind.WELCOME,
-    FrameKind.PRODUCED,
-    FrameKind.ATTACHED,
-    FrameKind.MESSAGES,
-    FrameKind.FETCHED,
-    FrameKind.OK,
-    FrameKind.ERROR,
-    FrameKind.SETTLED,
-    FrameKind.LANE_ATTACHED,
-    FrameKind.LANE_MESSAGES,
-    FrameKind.FOUND,
-}
 
 
 def test_every_kind_of_frame_that_may_be_sent_has_its_operations() -> None:

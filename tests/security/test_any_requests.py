@@ -14,12 +14,12 @@ from typing import Any, Final
 
 import grpc
 import pytest
+from access_support import SERVICES, addresses, world
 from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 from rights_table import CALLS, World
 from support import hostile
 from support.forms import SEED, examples
-from test_rights import SERVICES, addresses, world
 
 from qmq.errors import BY_CODE
 from qmq.limits import MIB

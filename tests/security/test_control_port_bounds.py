@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from support import eventually, node_config, running
-from test_tls import Papers, handshakes
+from tls_support import Papers, handshakes
 
 from qmq.broker.control import serve_control
 from qmq.client.metadata.service import MetadataClient

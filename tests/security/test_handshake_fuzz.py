@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from access_support import guarded
 from qmq_replication.links import PeerHello
 from support import forms
-from test_access import guarded
-from test_tls import Papers, papers, secured  # noqa: F401 - a fixture
+from tls_support import Papers, secured
 
 import qmq
 from qmq.broker.connection.connection import DataConnection
@@ -131,7 +131,7 @@ async def test_no_malformed_handshake_yields_a_principal(tmp_path: Path, caplog:
         assert (await cluster.admin.send("orders", b"behind")).sequence == 0
 
 
-async def test_malformed_tls_handshakes_end_alone(tmp_path: Path, papers: Papers) -> None:  # noqa: F811
+async def test_malformed_tls_handshakes_end_alone(tmp_path: Path, papers: Papers) -> None:
     print(f"seed {forms.SEED}")
     chance = random.Random(forms.SEED)
     hello = client_hello()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from support import eventually
-from test_tls import HOST, Papers
+from tls_support import HOST, Papers
 
 from qmq.process.event_loop import run
 from qmq.rpc.tls_listener import TlsListener

@@ -6,7 +6,6 @@ import base64
 import dataclasses
 import hashlib
 import hmac
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from jwt_support import CLAIMS, EC, ISSUER, NOW_MS, jwks, token
 from support import eventually, node_config, running
 
 import qmq
@@ -25,32 +25,14 @@ from qmq.security.access import AccessConfig, JwtConfig
 from qmq.security.jwt_tokens import LEEWAY_S, JwtVerifier
 from qmq.security.principal import Principal
 
-NOW_MS = 1_800_000_000_000
-ISSUER = "https://id.example"
-EC = ec.generate_private_key(ec.SECP256R1())
 OTHER = ec.generate_private_key(ec.SECP256R1())
 RSA = rsa.generate_private_key(65537, 2048)
 ED = ed25519.Ed25519PrivateKey.generate()
-CLAIMS = {"iss": ISSUER, "aud": "qmq", "sub": "orders", "exp": NOW_MS // 1000 + 600}
-
-
-def jwks(**keys: Any) -> bytes:
-    kinds = {"EC": jwt.algorithms.ECAlgorithm, "RS": jwt.algorithms.RSAAlgorithm, "Ed": jwt.algorithms.OKPAlgorithm}
-    found = []
-    for name, key in keys.items():
-        kind = kinds["RS" if isinstance(key, rsa.RSAPrivateKey) else "Ed" if isinstance(key, ed25519.Ed25519PrivateKey) else "EC"]
-        found.append({**json.loads(kind.to_jwk(key.public_key())), "kid": name, "use": "sig"})
-    return json.dumps({"keys": found}).encode()
 
 
 def verifier(keys: Callable[[], bytes] | None = None, **config: str) -> JwtVerifier:
     given = keys or (lambda: jwks(one=EC, two=RSA, three=ED))
     return JwtVerifier(JwtConfig(ISSUER, "https://id.example/jwks", **config), fetch=given, now_ms=lambda: NOW_MS)
-
-
-def token(key: Any = EC, algorithm: str = "ES256", kid: str = "one", **claims: Any) -> str:
-    whole = {name: value for name, value in {**CLAIMS, **claims}.items() if value is not None}
-    return jwt.encode(whole, key, algorithm=algorithm, headers={"kid": kid})
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from access_support import Cluster, guarded
 from support import eventually
-from test_access import Cluster, guarded
 
 import qmq
 from qmq.errors import AccessDenied, InvalidArgument, InvalidName, QuotaExceeded

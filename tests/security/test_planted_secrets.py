@@ -31,12 +31,12 @@ from typing import Any
 import grpc
 import pytest
 from cryptography.hazmat.primitives import serialization
+from jwt_support import EC, ISSUER, jwks
+from jwt_support import token as jwt_of
+from spark_support import MESSAGES, drive, variables
 from support import NodeProcess, cli_process
 from support.secret_scan import plant
-from test_jwt import EC, ISSUER, jwks
-from test_jwt import token as jwt_of
-from test_spark_secured import MESSAGES, drive, variables
-from test_tls import Papers
+from tls_support import Papers
 
 import qmq
 from qmq.errors import QmqError

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from access_support import guarded
 from support import eventually
-from test_access import guarded
 
 import qmq
 from qmq.broker.maintenance import ProducerOwners

@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 from support import NodeProcess
-from test_tls import HOST, Papers
+from tls_support import HOST, Papers
 
 
 def test_handshakes_that_fail_write_one_line_for_each_reason(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
+from access_support import guarded
 from support import eventually, node_config, running
-from test_access import guarded
 
 import qmq
 from qmq.broker.connection.flow_control import Throttle

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support import eventually
-from test_tls import Papers, secured
+from tls_support import Papers, secured
 
 import qmq
 from qmq.client.connection.connection import connect

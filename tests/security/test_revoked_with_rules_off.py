@@ -6,8 +6,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from access_support import guarded
 from support import eventually
-from test_access import guarded
 
 import qmq
 from qmq.errors import NotAuthenticated

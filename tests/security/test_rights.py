@@ -6,7 +6,6 @@ import importlib
 import itertools
 import pkgutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from inspect import isawaitable
 from pathlib import Path
@@ -14,24 +13,18 @@ from typing import Any
 
 import grpc
 import pytest
+from access_support import SERVICES, Rights, Tokens, addresses, world
 from google.protobuf.message_factory import GetMessageClass
-from rights_table import ALL, CALLS, FRAMES, NAMESPACE, Choice, Right, Row, World
-from test_access import Cluster, guarded
-from test_access_tables import ANSWERS
+from rights_table import ALL, ANSWERS, CALLS, FRAMES, Choice, Row, World
 
 import qmq.proto
 from qmq.client.connection.connection import connect
 from qmq.errors import AccessDenied, DeadlineExceeded, NotAuthenticated, QmqError
-from qmq.proto.v1 import access_pb2, control_pb2, delay_pb2, meta_pb2
 from qmq.rpc.channel import typed_error
 from qmq.rpc.server_name import any_server
 from qmq.rpc.tls_network import network_of
 from qmq.wire.frame import FrameKind
 
-Rights = frozenset[Right]
-SERVICES = {
-    each.full_name: each for file in (meta_pb2, access_pb2, control_pb2, delay_pb2) for each in file.DESCRIPTOR.services_by_name.values()
-}
 STREAM_S = 2.0
 """The longest wait for the refusal of a stream, which sends nothing while nothing changes."""
 
@@ -44,33 +37,6 @@ def ways(needs: tuple[Choice, ...]) -> Iterable[Rights]:
 def lacking(needs: tuple[Choice, ...]) -> Iterable[Rights]:
     """All rights, without one choice."""
     return (ALL - choice for choice in needs)
-
-
-class Tokens:
-    """A token for each set of rights: on what is named t.*, and on nothing else."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._made: dict[Rights, str] = {}
-        self._elsewhere = ""
-
-    async def of(self, rights: Rights, pattern: str = f"{NAMESPACE}*") -> str:
-        if rights not in self._made or pattern != f"{NAMESPACE}*":
-            principal = f"app:p{len(self._made)}{pattern.strip('*')}"
-            token = await self._cluster.token(principal)
-            for kind in {each for each, _ in rights}:
-                operations = ",".join(sorted(operation for its, operation in rights if its == kind))
-                its_pattern = {"cluster": "*", "namespace": pattern.rstrip("*")}.get(kind, pattern)
-                await self._cluster.allow(principal, operations, kind, its_pattern)
-            if pattern != f"{NAMESPACE}*":
-                return token
-            self._made[rights] = token
-        return self._made[rights]
-
-    async def elsewhere(self) -> str:
-        """All rights on other things."""
-        self._elsewhere = self._elsewhere or await self.of(frozenset(each for each in ALL if each[0] != "cluster"), "u.*")
-        return self._elsewhere
 
 
 async def outcome(call: Callable[[], Awaitable[Any]]) -> Any:
@@ -111,26 +77,6 @@ async def faults(name: str, row: Row, tokens: Tokens, ask: Ask, server_token: st
     if needs:
         yield judge(await ask(await tokens.elsewhere()), "rights on other things", is_enough=False)
         yield judge(await ask(""), "no token", is_enough=False)
-
-
-@asynccontextmanager
-async def world(tmp_path: Path) -> AsyncIterator[tuple[Cluster, World, Tokens]]:
-    async with guarded(tmp_path, delay=True) as cluster:
-        made = World(cluster.admin, cluster.node.config.broker.name)
-        await made.make()
-        yield cluster, made, Tokens(cluster)
-
-
-async def addresses(cluster: Cluster, service: str) -> list[tuple[str, str]]:
-    """The control and data addresses of the servers that serve a service."""
-    if service in ("qmq.v1.Meta", "qmq.v1.Access"):
-        return [(cluster.node.address, "")]
-    groups = (await cluster.admin.metadata.cluster()).groups
-    found = [
-        (each.replicas[0].control_address, each.replicas[0].data_address) for each in groups if each.is_delay or "Delay" not in service
-    ]
-    assert found
-    return found
 
 
 @pytest.mark.parametrize("service", SERVICES)

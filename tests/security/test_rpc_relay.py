@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import pytest
 from support import eventually
-from test_tls import Papers
+from tls_support import Papers
 
 from qmq.errors import InvalidArgument
 from qmq.rpc.listener import RpcBounds, RpcDoor

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from access_support import guarded
 from pyspark_qmq.servers.connection import BlockingConnection
 from pyspark_qmq.servers.metaservers import Metadata
 from support import eventually
 from system.spark_workload import read_log
-from test_access import guarded
 
 from qmq.errors import AccessDenied, InvalidArgument, NotConnected
 from qmq.security.access import AccessConfig

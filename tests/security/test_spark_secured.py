@@ -3,70 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import fast_session
 import pytest
-from standalone import LOOPBACK, standalone
+from spark_support import MESSAGES, drive, variables
+from standalone import standalone
 from support import eventually, node_config
-from test_tls import Papers
+from tls_support import Papers
 
 import qmq
 from qmq.node.dev_node import Node
 from qmq.rpc.tls_network import TlsNetwork
-from qmq.security.contexts import CONTEXT_VARIABLE
 from qmq.security.tls import Credentials, Tls
 
 pytestmark = pytest.mark.xdist_group("drivers")
-MESSAGES = 1000
-
-PROGRAM = """
-import json, sys, urllib.request
-from pyspark_qmq import session
-
-master, conf, servers, shown, stream = sys.argv[1:]
-spark = session.session("secured", master=master, conf=json.loads(conf))
-
-
-def read(subject):
-    return spark.read.format("qmq").option("qmq.servers", servers).option("subscribe", subject).option("minPartitions", "2").load()
-
-
-orders = read("orders").select("key", "body")
-orders.write.format("qmq").mode("append").option("qmq.servers", servers).option("subject", "copies").save()
-streamed = spark.readStream.format("qmq").option("qmq.servers", servers).option("subscribe", "orders").option("startingOffsets", "earliest")
-copies = streamed.load().select("key", "body").writeStream.format("qmq").option("qmq.servers", servers).option("subject", "copies")
-copies.option("checkpointLocation", stream).trigger(availableNow=True).start().awaitTermination()
-
-refused = []
-for work in (
-    lambda: read("payments").count(),
-    lambda: orders.write.format("qmq").mode("append").option("qmq.servers", servers).option("subject", "payments").save(),
-):
-    try:
-        work()
-    except Exception as failure:
-        refused.append(str(failure))
-
-context = spark.sparkContext
-texts = [orders._jdf.queryExecution().toString(), context._conf.toDebugString(), *refused]
-texts += [f"{name}={value}" for row in spark.sql("set -v").collect() for name, value in [row[:2]]]
-api = f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}"
-for page in ("environment", "executors", "jobs", "stages?details=true", "sql?details=true&planDescription=true"):
-    texts.append(urllib.request.urlopen(f"{api}/{page}").read().decode())
-for page in ("environment", "SQL", "StreamingQuery"):
-    texts.append(urllib.request.urlopen(f"{context.uiWebUrl}/{page}/").read().decode())
-open(shown, "w").write("\\n".join(texts))
-print(json.dumps({"read": orders.count(), "refused": refused}))
-"""
 
 
 @asynccontextmanager
@@ -94,32 +48,6 @@ async def closed(folder: Path, tls: Tls, client: Tls) -> AsyncIterator[tuple[Nod
         await node.stop()
 
 
-def drive(folder: Path, master: str, server: str, variables: Mapping[str, str], conf: Mapping[str, str]) -> tuple[dict[str, Any], str]:
-    """Run a driver as a process. Returns the JSON that it printed, and everything that Spark showed and logged about it."""
-    logs = folder / "events"
-    logs.mkdir()
-    settings = {
-        **fast_session.conf(),
-        "spark.executor.memory": "512m",
-        "spark.executor.extraJavaOptions": fast_session.java_options(),
-        "spark.ui.enabled": "true",
-        "spark.ui.port": "0",
-        "spark.eventLog.enabled": "true",
-        "spark.eventLog.compress": "false",
-        "spark.eventLog.dir": logs.as_uri(),
-        **conf,
-    }
-    shown = folder / "shown"
-    words = [sys.executable, "-c", PROGRAM, master, json.dumps(settings), server, str(shown), str(folder / "checkpoint")]
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("QMQ_T")}
-    environment = {**clean, CONTEXT_VARIABLE: "", "SPARK_LOCAL_IP": LOOPBACK, **variables}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=400, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    events = [path.read_text() for path in logs.rglob("*") if path.is_file()]
-    assert events
-    return json.loads(done.stdout.splitlines()[-1]), "\n".join([shown.read_text(), done.stdout, done.stderr, *events])
-
-
 async def check(found: dict[str, Any], operator: qmq.Client) -> None:
     """The reader read all, the sink wrote all, twice; and what no rule allows was refused, by name."""
     assert found["read"] == MESSAGES
@@ -130,11 +58,6 @@ async def check(found: dict[str, Any], operator: qmq.Client) -> None:
         while len(copies) < 2 * MESSAGES:
             copies += (await consumer.pull(2 * MESSAGES)).bodies
     assert sorted(copies) == sorted([b"%d" % number for number in range(MESSAGES)] * 2)
-
-
-def variables(tls: Tls) -> dict[str, str]:
-    found = {"QMQ_TLS_CA": str(tls.ca)}
-    return found if tls.cert is None else {**found, "QMQ_TLS_CERT": str(tls.cert), "QMQ_TLS_KEY": str(tls.key)}
 
 
 @pytest.mark.sampled

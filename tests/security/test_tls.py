@@ -8,16 +8,17 @@ import os
 import resource
 import ssl
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import grpc
 import pytest
 from pyspark_qmq.servers.connection import BlockingConnection
 from support import cli_process, eventually, node_config, running
+from tls_support import HOST, NOW, FakeClock, Papers, handshakes, secured
 
 import qmq
 from qmq.broker.config import BrokerConfig
@@ -27,59 +28,12 @@ from qmq.metrics.readiness import Readiness
 from qmq.node.dev_node import Node
 from qmq.node.metrics import serving
 from qmq.rpc.tls_network import TlsNetwork, network_of
-from qmq.security.certificates import create_authority, issue
 from qmq.security.contexts import ClusterContext, ContextFile
 from qmq.security.tls import LOOK_S, Credentials, Tls
 from qmq.wire.frame import FrameKind
 from qmq.wire.frame_payloads import Find
 
-HOST = "127.0.0.1"
 QUESTION = Find("s", 0, "0" * 16, 1, 1).pack()
-NOW = datetime.now(UTC)
-
-
-class Papers:
-    """An authority in a folder, and the certificates that it signed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        create_authority(folder)
-        self.server = self.of("broker0", "node", HOST, "localhost")
-        self.client = self.of("orders", "app")
-
-    def of(self, name: str, kind: str, *hosts: str, now: datetime | None = None, days: int = 7) -> Tls:
-        made = issue(self.folder, name, kind, hosts, now=now, days=days)
-        return Tls(self.folder / "ca.pem", made.cert, made.key)
-
-    @property
-    def ca_only(self) -> Tls:
-        return Tls(self.folder / "ca.pem")
-
-
-@pytest.fixture
-def papers(tmp_path: Path) -> Papers:
-    return Papers(tmp_path / "papers")
-
-
-@asynccontextmanager
-async def secured(folder: Path, tls: Tls, clock: FakeClock | None = None, hello_timeout_ms: int = 10_000) -> AsyncIterator[Node]:
-    network = TlsNetwork(Credentials(tls, clock or FakeClock()))
-    node = Node(node_config(folder, delay=True, broker=BrokerConfig(hello_timeout_ms=hello_timeout_ms)), network=network)
-    await node.start()
-    try:
-        yield node
-    finally:
-        await node.stop()
-
-
-class FakeClock:
-    """Monotonic seconds, moved by hand."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 async def exchange(mq: qmq.Client) -> bytes:
@@ -171,11 +125,6 @@ async def test_handshakes_that_fail_are_in_the_audit_log_with_address_and_reason
     for expected in ("certificate has expired", "did_not_return_a_certificate", "local issuer", "wrong_version"):
         assert any(expected in each for each in reasons), reasons
     assert {(each["principal"], each["result"], str(each["from"]).split(":")[0]) for each in records} == {("any:anonymous", "denied", HOST)}
-
-
-def handshakes(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
-    found = [json.loads(each.message) for each in caplog.records if each.name == "qmq.audit"]
-    return [each for each in found if each["action"] == "TLS handshake"]
 
 
 async def test_a_client_with_tls_hears_that_the_server_has_no_tls(tmp_path: Path, papers: Papers) -> None:

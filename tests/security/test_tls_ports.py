@@ -9,7 +9,6 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from pyspark_qmq.servers.metaservers import Metadata
 from qmq_coordination.etcd.process import EtcdProcess, ServerTls
 from qmq_coordination.etcd.store import EtcdStore
 from support import cli_process, needs, node_config
-from test_tls import HOST, NOW, Papers
+from tls_support import HOST, WRONG_SERVERS, Papers, node_with, wrong_clients, wrong_server
 
 import qmq
 from qmq.client.connection.connection import connect
@@ -38,7 +37,6 @@ from qmq.wire.frame import FrameKind, frame
 from qmq.wire.frame_payloads import PROTOCOL_VERSION, Hello
 
 ROOT = Path(__file__).parents[2]
-AGO, LATER = NOW - timedelta(days=30), NOW + timedelta(days=30)
 
 # --- the list ----------------------------------------------------------------------------------------------------------
 
@@ -166,16 +164,6 @@ async def all_ports(folder: Path, papers: Papers) -> AsyncIterator[dict[str, int
         }
 
 
-def wrong_clients(folder: Path, papers: Papers) -> dict[str, Tls]:
-    strange = Papers(folder / "strange")
-    return {
-        "none": papers.ca_only,
-        "another authority's": replace(strange.client, ca=papers.client.ca),
-        "expired": papers.of("expired", "app", now=AGO),
-        "not yet valid": papers.of("early", "app", now=LATER),
-    }
-
-
 async def heard(port: int, alpn: str, first: bytes, tls: Tls) -> bytes:
     """What a peer with these papers hears from a port."""
     context = Credentials(tls).client_context()
@@ -272,43 +260,6 @@ CLIENTS: dict[str, tuple[str, Ask]] = {
 """What connects with certificates: to which port, and how."""
 CLIENTS_ELSEWHERE = {"replica", "server: etcd"}
 """Their tests are in test_secured_replicas.py, and below."""
-
-WRONG_SERVERS = {
-    "another authority's": "QMQ_TLS_CA must name the CA",
-    "expired": "has expired.*not valid now: replace it",
-    "not yet valid": "not yet valid.*not valid now: replace it .*, or correct this machine's clock",
-    "another name": "not for this address: use a name that it has",
-    "of a client": "the certificate of a client",
-}
-
-
-def wrong_server(what: str, folder: Path, papers: Papers) -> Tls:
-    makers: dict[str, Callable[[], Tls]] = {
-        "another authority's": lambda: replace(Papers(folder / "strange").server, ca=papers.server.ca),
-        "expired": lambda: papers.of("expired", "node", HOST, now=AGO),
-        "not yet valid": lambda: papers.of("early", "node", HOST, now=LATER),
-        "another name": lambda: papers.of("elsewhere", "node", "broker9.example"),
-        "of a client": lambda: papers.of("app", "app", HOST),
-    }
-    return makers[what]()
-
-
-@asynccontextmanager
-async def node_with(folder: Path, tls: Tls) -> AsyncIterator[dict[str, str]]:
-    """The addresses of a node with this certificate."""
-    config = replace(node_config(folder), metrics_port=0, metrics_host="127.1")
-    node = Node(config, network=TlsNetwork(Credentials(tls)))
-    await node.start()
-    try:
-        assert node.metrics is not None
-        yield {
-            "data": node.data_address,
-            "metaserver": node.address,
-            "broker control": next(iter(node.view.replicas(node.config.broker.name).values())).control_address,
-            "metrics": f"127.0.0.1:{node.metrics.port}",
-        }
-    finally:
-        await node.stop()
 
 
 @pytest.mark.parametrize("what", WRONG_SERVERS)

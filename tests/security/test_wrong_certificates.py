@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from support import eventually, node_config
 from support.first_calls import CALLS, KnownMasters
-from test_tls import HOST, Papers
-from test_tls_ports import WRONG_SERVERS, node_with, wrong_clients, wrong_server
+from tls_support import HOST, WRONG_SERVERS, Papers, node_with, wrong_clients, wrong_server
 
 import qmq
 from qmq.client.connection.connection import ClientTiming

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import test_lake
+from lake_support import PROMISES, Lake, expiry_deletes_what_no_snapshot_names_and_nothing_else
 from publishing import send
 from pyspark_qmq.lake.catalog import CatalogAway, answering_catalog, open_catalog
 from support import NodeProcess, needs
@@ -81,27 +81,19 @@ def address(request: pytest.FixtureRequest, tmp_path: Path, rest: Callable[[], C
 
 
 @pytest.fixture
-def lake(node_process: NodeProcess, address: CatalogAddress) -> Iterator[test_lake.Lake]:
+def lake(node_process: NodeProcess, address: CatalogAddress) -> Iterator[Lake]:
     node_process.start()
-    found = test_lake.Lake(open_catalog("lake", address.uri, address.warehouse), node_process.address)
+    found = Lake(open_catalog("lake", address.uri, address.warehouse), node_process.address)
     yield found
     found.close()
 
 
 @pytest.mark.parametrize(
     "promise",
-    [
-        test_lake.test_each_round_adds_what_came_since_and_no_round_adds_nothing,
-        test_lake.test_of_two_writers_one_commits_and_the_other_begins_again,
-        test_lake.test_what_a_writer_wrote_that_died_before_its_commit_is_in_the_table_once,
-        test_lake.test_a_table_begins_where_the_user_says_and_keeps_that,
-        test_lake.test_a_table_of_another_subject_is_refused,
-        test_lake.test_compaction_changes_no_row_and_sorts_by_logical_partition_and_key,
-        test_lake.test_a_writer_continues_behind_a_compaction,
-    ],
-    ids=lambda each: each.__name__.removeprefix("test_"),
+    PROMISES,
+    ids=lambda each: each.__name__,
 )
-def test_the_promises_about_sqlite_hold(lake: test_lake.Lake, promise: Callable[[test_lake.Lake], None]) -> None:
+def test_the_promises_about_sqlite_hold(lake: Lake, promise: Callable[[Lake], None]) -> None:
     promise(lake)
 
 
@@ -111,7 +103,7 @@ def test_a_database_that_goes_away_is_waited_for_and_each_message_is_there_once(
     """The test kills the database three times while a writer works, which continues by itself."""
     node_process.start()
     catalog = open_catalog("lake", postgres.create_database().sync_url, f"file://{tmp_path}/warehouse")
-    lake = test_lake.Lake(catalog, node_process.address)
+    lake = Lake(catalog, node_process.address)
     writer, stopping = lake.writer(lake.asked("orders")), threading.Event()
     send(lake.server, "orders", sent := ["first"])
     running = threading.Thread(target=writer.run, args=(stopping, 0.05, lambda _: None))
@@ -213,8 +205,8 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_expiry_deletes_what_no_snapshot_names(lake: test_lake.Lake, tmp_path: Path) -> None:
-    test_lake.test_expiry_deletes_what_no_snapshot_names_and_nothing_else(lake, tmp_path)
+def test_expiry_deletes_what_no_snapshot_names(lake: Lake, tmp_path: Path) -> None:
+    expiry_deletes_what_no_snapshot_names_and_nothing_else(lake, tmp_path)
 
 
 def test_a_typed_table_is_written_and_shown_by_the_command_line(node_process: NodeProcess, address: CatalogAddress, tmp_path: Path) -> None:

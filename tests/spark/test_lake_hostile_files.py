@@ -10,10 +10,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from lake_support import HistoryReader, history
 from publishing import send
 from pyspark_qmq.lake import maintenance, typed
 from pyspark_qmq.lake.table import LakeTable, find_table, open_table
-from test_lake_source import HistoryReader, history
 
 from qmq.errors import InvalidArgument, LogDamaged
 

@@ -9,7 +9,7 @@ from typing import Any
 import duckdb
 import polars as pl
 import pytest
-import test_lake
+from lake_support import Lake, tomorrow
 from publishing import change_route, create_ordered, send_ordered
 from pyiceberg.catalog import load_catalog
 from pyspark_qmq.lake import maintenance
@@ -30,16 +30,16 @@ where cast(decode(body) as integer) <= cast(decode(before) as integer)
 
 
 @pytest.fixture
-def lake(node_process: NodeProcess, tmp_path: Path) -> Iterator[test_lake.Lake]:
+def lake(node_process: NodeProcess, tmp_path: Path) -> Iterator[Lake]:
     node_process.start()
     catalog = load_catalog("lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/warehouse")
-    found = test_lake.Lake(catalog, node_process.address)
+    found = Lake(catalog, node_process.address)
     yield found
     found.close()
 
 
 @pytest.fixture
-def bank(lake: test_lake.Lake) -> LakeTable:
+def bank(lake: Lake) -> LakeTable:
     """600 messages of seven keys through a split, a merge and a move of their route; the table is made after these changes."""
     create_ordered(lake.server, "bank", 1)
     pairs = [(f"k{number % 7}", str(number)) for number in range(600)]
@@ -71,11 +71,11 @@ def test_the_order_of_a_key_over_all_routes_is_a_query(bank: LakeTable) -> None:
     assert [int(body) for (body,) in in_duckdb(bank, order)] == list(range(3, 600, 7))
 
 
-def test_the_query_says_the_same_of_a_compacted_table(bank: LakeTable, lake: test_lake.Lake) -> None:
+def test_the_query_says_the_same_of_a_compacted_table(bank: LakeTable, lake: Lake) -> None:
     send_ordered(lake.server, "bank", [("k0", "602")])
     lake.drain(lake.asked("bank"))
     bank.iceberg.refresh()
-    assert [each.rows for each in maintenance.compact(bank, test_lake.tomorrow())] == [601]
+    assert [each.rows for each in maintenance.compact(bank, tomorrow())] == [601]
     assert len(paths(bank)) == 1
     assert in_duckdb(bank, OUT_OF_ORDER) == [(0,)]
     unsorted = "select count(*) from (select logical_partition, key, lag((logical_partition, key)) over () as before from messages)"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
@@ -11,8 +9,8 @@ from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
-import test_lake
 from file_support import Traffic, folder_in_memory, forget_old, mark
+from lake_support import ORDER, SMALL, HistoryReader, Lake, history
 from publishing import change_route, create_ordered, send, send_ordered
 from pyspark.sql import SparkSession
 from pyspark.sql.readwriter import DataFrameReader
@@ -23,71 +21,15 @@ from pyspark_qmq.lake.table import open_table
 from pyspark_qmq.lake.writer import LakeWriter
 from pyspark_qmq.lake_reader import LakePartition, LakeReader
 from pyspark_qmq.options import parse
-from pyspark_qmq.reader import LogReader
-from pyspark_qmq.source_schema import default_schema
-from support import NodeProcess
 
 import qmq.blocking
 from qmq.errors import InvalidArgument, LogDamaged, MessagesExpired, UnknownSubject
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.schemas.declared_schema import SchemaFormat
 
+__all__ = ["history"]
+
 pytestmark = pytest.mark.sampled
-
-SCHEMA = default_schema(with_headers=True)
-ORDER = [("partition", "ascending"), ("sequence", "ascending")]
-
-
-class HistoryReader:
-    """Reads in this process what Spark's driver and executors read."""
-
-    def __init__(self, lake: test_lake.Lake, folder: Path) -> None:
-        self.lake = lake
-        self.uri = f"sqlite:///{folder}/catalog.db"
-
-    def options(self, subject: str, **more: str) -> dict[str, str]:
-        return {"qmq.servers": self.lake.server, "subscribe": subject, "qmq.lake": self.uri, **more}
-
-    def reader(self, options: dict[str, str]) -> LakeReader | LogReader:
-        asked = parse(options, is_stream=False)
-        return LogReader(asked, SCHEMA) if asked.lake is None else LakeReader(asked, asked.lake, SCHEMA)
-
-    def rows(self, options: dict[str, str]) -> pa.Table:
-        found = self.reader(options)
-        batches = [batch for each in found.partitions() for batch in found.read(each)]
-        return pa.Table.from_batches(batches, batches[0].schema if batches else pa.schema([("body", pa.binary())]))
-
-    def both(self, subject: str, **more: str) -> pa.Table:
-        """Read from lake and log, sorted. Checks that the log alone, which has all messages, gives the same rows."""
-        found = self.rows(self.options(subject, **more)).sort_by(ORDER)
-        log = {key: value for key, value in self.options(subject, **more).items() if key != "qmq.lake"}
-        assert found.equals(self.rows(log).sort_by(ORDER))
-        return found
-
-    def bodies(self, subject: str, **more: str) -> list[str]:
-        """Read from lake and log, sorted."""
-        return sorted(each.decode() for each in self.rows(self.options(subject, **more))["body"].to_pylist())
-
-    def follow(self, subject: str, **more: str) -> None:
-        self.lake.drain(self.lake.asked(subject, **more))
-
-    def expire_log(self, subject: str) -> None:
-        """Delete all of a subject's messages from the log, like retention."""
-
-        async def work() -> None:
-            async with qmq.connect(self.lake.server) as mq:
-                await mq.metadata.purge_subject(subject)
-
-        asyncio.run(work())
-
-
-@pytest.fixture
-def history(node_process: NodeProcess, tmp_path: Path) -> Iterator[HistoryReader]:
-    node_process.start()
-    uri, warehouse = f"sqlite:///{tmp_path}/catalog.db", f"file://{tmp_path}/warehouse"
-    lake = test_lake.Lake(open_catalog("lake", uri, warehouse), node_process.address)
-    yield HistoryReader(lake, tmp_path)
-    lake.close()
 
 
 def test_the_rows_are_those_of_the_log_with_all_columns(history: HistoryReader) -> None:
@@ -123,7 +65,7 @@ def test_messages_that_retention_deleted_come_from_the_lake(tmp_path: Path) -> N
     uri = f"sqlite:///{tmp_path}/catalog.db"
     with folder_in_memory() as data:
         traffic = Traffic(data, Random(1))
-        lake = test_lake.Lake(open_catalog("lake", uri, f"file://{tmp_path}/warehouse"), "")
+        lake = Lake(open_catalog("lake", uri, f"file://{tmp_path}/warehouse"), "")
         where = {"qmq.path": str(traffic.folder), "subscribe": "a"}
         for batches in (30, 70):
             for _ in range(batches):
@@ -237,7 +179,7 @@ def test_rejected_messages_of_a_typed_lake_are_read_too(history: HistoryReader) 
     with qmq.blocking.connect(server) as mq:
         send(server, "orders", ['{"id":0}'])
         mq.metadata.set_subject_schema("orders", SchemaFormat.JSON_SCHEMA, '{"type": "object", "properties": {"id": {"type": "integer"}}}')
-        writer = LakeWriter(history.lake.catalog, history.lake.asked("orders"), test_lake.SMALL, schemas=mq.metadata.subject_schemas)
+        writer = LakeWriter(history.lake.catalog, history.lake.asked("orders"), SMALL, schemas=mq.metadata.subject_schemas)
         for bodies in (['{"id":1}', "bad"], ["worse", '{"id":2}']):
             send(server, "orders", bodies)
             writer.drain(lambda _: None)

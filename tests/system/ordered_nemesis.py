@@ -1,4 +1,4 @@
-"""Two disturbers of an ordered workload: one changes the route, one breaks processes and networks. `ordered_workload` says what happens when.
+"""Two disturbers of an ordered workload: one changes the route, one breaks processes and networks. `ordered_workload` has the plan.
 
 Rules of the nemesis:
 * It repairs each fault before the next one. The history has the outage from before the fault until the group has a serving master.

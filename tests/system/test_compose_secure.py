@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from system.test_compose import BROKERS, ETCD, META
-
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "scripts"))
 
@@ -19,6 +17,9 @@ from cluster_runner.launch import Launcher  # noqa: E402
 from cluster_runner.network import Loopback  # noqa: E402
 from cluster_runner.state import StateFolder  # noqa: E402
 
+ETCD = ["etcd0", "etcd1", "etcd2"]
+META = ["meta0", "meta1"]
+BROKERS = [f"{group}-{name}" for group in ("g1", "g2", "d1") for name in "abc"]
 SERVERS = [*META, *BROKERS]
 CERTS = {"QMQ_TLS_CA": "/certs/ca.pem", "QMQ_TLS_CERT": "/certs/cert.pem", "QMQ_TLS_KEY": "/certs/key.pem"}
 TO_ETCD = {f"QMQ_ETCD_{name.upper()}": f"/certs/etcd-{name}.pem" for name in ("ca", "cert", "key")}

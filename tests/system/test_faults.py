@@ -9,38 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from support import needs
 
 from system.group import ETCD, REPLICAS, Group
-from system.workload import Workload
+from system.workload import under_load
 
 ETCD_AWAY_S = int(os.environ.get("QMQ_ETCD_AWAY_S", "8"))
 
 pytestmark = pytest.mark.xdist_group("faults")
 
 
-@asynccontextmanager
-async def load(group: Group, name: str, tmp_path: Path) -> AsyncIterator[Workload]:
-    """Load during the block; afterwards everything is checked."""
-    await group.settled()
-    work = Workload(group.server, f"faults.{name}", tmp_path / "history.jsonl")
-    await work.start()
-    await work.wait_for_acks(200)
-    yield work
-    await work.wait_for_acks(200)
-    report = await work.stop()
-    assert report.ok, report
-    await group.require_equal_files()
-
-
 @pytest.mark.smoke
 async def test_acked_messages_survive_kills_of_the_master(group: Group, tmp_path: Path) -> None:
-    async with load(group, "master", tmp_path) as work:
+    async with under_load(group, "master", tmp_path) as work:
         for _ in range(3):
             master = await group.master()
             work.note(f"kill {master}")
@@ -52,7 +36,7 @@ async def test_acked_messages_survive_kills_of_the_master(group: Group, tmp_path
 
 
 async def test_writes_continue_while_a_slave_is_killed_and_comes_back(group: Group, tmp_path: Path) -> None:
-    async with load(group, "slave", tmp_path) as work:
+    async with under_load(group, "slave", tmp_path) as work:
         slave = await group.slave()
         await asyncio.to_thread(group.cluster.kill, slave)
         await work.wait_for_acks(500)
@@ -61,7 +45,7 @@ async def test_writes_continue_while_a_slave_is_killed_and_comes_back(group: Gro
 
 
 async def test_acked_messages_survive_a_kill_of_all(group: Group, tmp_path: Path) -> None:
-    async with load(group, "all", tmp_path) as work:
+    async with under_load(group, "all", tmp_path) as work:
         work.note("kill all")
         await asyncio.to_thread(group.cluster.kill, *REPLICAS)
         await asyncio.to_thread(group.cluster.start, *REPLICAS)
@@ -69,7 +53,7 @@ async def test_acked_messages_survive_a_kill_of_all(group: Group, tmp_path: Path
 
 
 async def test_a_master_stopped_past_its_lease_cannot_write_when_it_wakes(group: Group, tmp_path: Path) -> None:
-    async with load(group, "stopped", tmp_path) as work:
+    async with under_load(group, "stopped", tmp_path) as work:
         master = await group.master()
         epoch = (await group.status(master)).epoch
         await asyncio.to_thread(group.cluster.pause, master)
@@ -85,7 +69,7 @@ async def test_a_master_stopped_past_its_lease_cannot_write_when_it_wakes(group:
 @needs.namespaces
 @pytest.mark.parametrize("how", ["both ways", "inward", "outward"])
 async def test_a_master_cut_off_from_its_slaves_commits_nothing_and_is_replaced(group: Group, tmp_path: Path, how: str) -> None:
-    async with load(group, f"cut-{how.split()[0]}", tmp_path) as work:
+    async with under_load(group, f"cut-{how.split()[0]}", tmp_path) as work:
         master = await group.master()
         for other in [name for name in REPLICAS if name != master]:
             ends = (master, other) if how == "outward" else (other, master)
@@ -98,7 +82,7 @@ async def test_a_master_cut_off_from_its_slaves_commits_nothing_and_is_replaced(
 
 
 async def test_a_killed_leader_of_etcd_does_not_stop_the_data_path(group: Group, tmp_path: Path) -> None:
-    async with load(group, "etcd-one", tmp_path) as work:
+    async with under_load(group, "etcd-one", tmp_path) as work:
         for name in ETCD:
             await asyncio.to_thread(group.cluster.kill, name)
             await work.wait_for_acks(300)
@@ -106,7 +90,7 @@ async def test_a_killed_leader_of_etcd_does_not_stop_the_data_path(group: Group,
 
 
 async def test_the_data_path_continues_while_etcd_has_no_quorum(group: Group, tmp_path: Path) -> None:
-    async with load(group, "etcd-none", tmp_path) as work:
+    async with under_load(group, "etcd-none", tmp_path) as work:
         master = await group.master()
         await asyncio.to_thread(group.cluster.pause, *ETCD)
         try:

@@ -13,12 +13,11 @@ from typing import Any, Final
 
 import pytest
 from kubelet.control_plane import MERGE, ApiRefused, ControlPlane, KubernetesApi, apply_all
-from kubelet.manifests import pod_sets, rendered
+from kubelet.manifests import BATCH, NODES, OPTIONS, PRODUCERS, pod_sets, rendered
 from kubelet.process_kubelet import ProcessKubelet
 from qmq_coordination.etcd.process import EtcdProcess
 from support import needs
 
-from system.test_kubernetes_roll_out import BATCH, NODES, OPTIONS, PRODUCERS
 from system.workload import Workload
 
 pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.longest, needs.helm, needs.etcd, needs.control_plane]

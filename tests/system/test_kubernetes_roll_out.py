@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
 import pytest
-from kubelet.manifests import rendered
+from kubelet.manifests import BATCH, NODES, OPTIONS, PRODUCERS, rendered
 from kubelet.process_kubernetes import ProcessKubernetes
 from qmq_coordination.etcd.process import EtcdProcess
 from support import needs
@@ -20,12 +19,8 @@ from qmq.security.certificates import issue
 from system.workload import Workload
 
 pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.long, needs.helm, needs.etcd]
-OPTIONS = ("--set", "etcd.endpoints={etcd.test:2379}", "--set-json", 'groups=[{"name":"g1","kind":"broker"},{"name":"g2","kind":"broker"}]')
 GROUPS = ("qmq-g1", "qmq-g2")
-NODES = ("n1", "n2", "n3", "n4")
-PRODUCERS = int(os.environ.get("QMQ_ROLL_OUT_PRODUCERS", "2"))
 SECURED = ",tls.enabled=true,tls.issuer.name=test"
-BATCH = int(os.environ.get("QMQ_ROLL_OUT_BATCH", "20"))
 
 
 @pytest.mark.parametrize("values", ["", SECURED], ids=["plain", "secured"])

@@ -9,13 +9,13 @@ import pytest
 
 import qmq
 from system.group import REPLICAS, Group
-from system.test_faults import load
+from system.workload import under_load
 
 pytestmark = pytest.mark.xdist_group("faults")
 
 
 async def test_mastership_is_handed_over_without_losing_or_doubling_a_message(group: Group, tmp_path: Path) -> None:
-    async with load(group, "transfer", tmp_path) as work, qmq.connect(group.server) as mq:
+    async with under_load(group, "transfer", tmp_path) as work, qmq.connect(group.server) as mq:
         for _ in range(3):
             master = await group.master()
             target = next(name for name in REPLICAS if name != master)
@@ -26,7 +26,7 @@ async def test_mastership_is_handed_over_without_losing_or_doubling_a_message(gr
 
 
 async def test_a_replica_is_removed_and_joins_again_while_messages_flow(group: Group, tmp_path: Path) -> None:
-    async with load(group, "membership", tmp_path) as work, qmq.connect(group.server) as mq:
+    async with under_load(group, "membership", tmp_path) as work, qmq.connect(group.server) as mq:
         slave = await group.slave()
         left = await mq.metadata.remove_replica("g1", slave)
         assert slave not in (*left.voters, *left.learners)
@@ -39,7 +39,7 @@ async def test_a_replica_is_removed_and_joins_again_while_messages_flow(group: G
 
 
 async def test_a_replica_with_a_new_disk_takes_the_place_of_the_old_one(group: Group, tmp_path: Path) -> None:
-    async with load(group, "new-disk", tmp_path) as work:
+    async with under_load(group, "new-disk", tmp_path) as work:
         slave = await group.slave()
         data = group.store(slave).parent
         await asyncio.to_thread(group.cluster.kill, slave)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from history import Ack, Note, Poll, Record, Recorder, Report, Send, check_all, 
 
 import qmq
 from qmq.errors import Outcome, QmqError, StaleDelivery
+from system.group import Group
 
 BATCH = 20
 POLL = 500
@@ -176,3 +178,17 @@ class Workload:
             await client.close()
         self.recorder.close()
         return check_all(load(self.path), drained=True)
+
+
+@asynccontextmanager
+async def under_load(group: Group, name: str, tmp_path: Path) -> AsyncIterator[Workload]:
+    """Load during the block; afterwards everything is checked."""
+    await group.settled()
+    work = Workload(group.server, f"faults.{name}", tmp_path / "history.jsonl")
+    await work.start()
+    await work.wait_for_acks(200)
+    yield work
+    await work.wait_for_acks(200)
+    report = await work.stop()
+    assert report.ok, report
+    await group.require_equal_files()

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
+from retention_support import SOON, behind_damage, bodies, log_config, replica, until_cold, until_damage
 from support import eventually
 
 import qmq
@@ -20,10 +19,7 @@ from qmq.broker.admin import BrokerAdmin
 from qmq.broker.reading.cold_reads import through_cold_reads
 from qmq.client.connection.connection import TIMING
 from qmq.errors import LogDamaged, NotConnected
-from qmq.limits import KIB
-from qmq.log.log_config import LogConfig
 from qmq.log.recent_writes import MESSAGES
-from qmq.log.retention import begin_retention, end_retention
 from qmq.log.segments import segment_name
 from qmq.metrics.figures import Figure
 from qmq.node.metrics.broker import READ, READ_FAILURES
@@ -33,33 +29,6 @@ from qmq.operations.finding import Thresholds
 from qmq.operations.findings import OBJECT_DAMAGED, findings
 from qmq.operations.snapshot_reading import read_snapshot
 from qmq.testing import TestCluster
-from qmq.testing.machine import ReplicaMachine
-
-SOON = timedelta(seconds=20)
-
-
-def log_config(objects: Path) -> LogConfig:
-    """Nothing of the message log stays in memory, and only the last segment on the disk."""
-    url = f"file://{objects}"
-    return LogConfig(segment_bytes=64 * KIB, cache_bytes=0, tail_bytes=0, object_store_url=url, local_retention_bytes=0)
-
-
-def replica(cluster: TestCluster, name: str = "") -> ReplicaMachine:
-    machine = cluster.machine(name or cluster.master())
-    assert isinstance(machine, ReplicaMachine)
-    return machine
-
-
-async def until_cold(cluster: TestCluster) -> None:
-    """Wait until the store has every sealed segment of the master; then let its local retention delete their files."""
-    node = replica(cluster).node
-    assert node is not None
-    log = node.broker.store.messages
-    await eventually(lambda: all(log.has_index(base) for base in log.bases[:-1]))
-    end_retention(begin_retention(node.broker.store, node.broker.subjects.retention_settings))
-    assert len(log.bases) > 2
-    assert (log.start, log.local_start) == (0, log.bases[-1])
-    assert len(list(log.folder.glob("*.log"))) == 1
 
 
 @pytest.fixture(autouse=True)
@@ -67,11 +36,6 @@ def nothing_unexpected(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """A connection that ends by an unexpected error is opened again, which would hide it."""
     yield
     assert [each.getMessage() for each in caplog.get_records("call") if each.levelno >= logging.ERROR] == []
-
-
-def bodies(count: int) -> list[bytes]:
-    random = Random(1)
-    return [b"%03d" % number + random.randbytes(8 * KIB) for number in range(count)]
 
 
 async def test_consumers_readers_and_queries_get_messages_from_the_store(tmp_path: Path) -> None:
@@ -107,14 +71,6 @@ def damage(objects: Path, *, is_gone: bool) -> str:
     return str(chunk.relative_to(objects))
 
 
-def behind_damage(failure: LogDamaged, name: str) -> int:
-    """The sequence at which the error's remedy continues."""
-    assert name in failure.message
-    found = re.search("put it back from a copy.*qmq group reset --to ([0-9]+)", failure.message)
-    assert found is not None
-    return int(found[1])
-
-
 @pytest.mark.parametrize("tags", [[], ["all"]], ids=["untagged", "tagged"])
 @pytest.mark.parametrize("is_gone", [False, True], ids=["changed", "gone"])
 async def test_a_damaged_object_costs_a_consumer_only_its_messages_and_is_named(tmp_path: Path, is_gone: bool, tags: list[str]) -> None:
@@ -141,17 +97,6 @@ async def test_a_damaged_object_costs_a_consumer_only_its_messages_and_is_named(
         while len(rest) < len(sent) - end:
             rest += [message.body for message in await consumer.pull(50, SOON)]
         assert rest == sent[end:]
-
-
-async def until_damage(mq: qmq.Client, name: str, tags: list[str]) -> tuple[list[bytes], int]:
-    """What a consumer gets before the damage, and where it may continue."""
-    got: list[bytes] = []
-    consumer = mq.consumer("s", group="g", tags_any=tags)
-    with pytest.raises(LogDamaged) as failure:
-        while True:
-            got += [message.body for message in await consumer.pull(50, SOON)]
-    await consumer.close()
-    return got, behind_damage(failure.value, name)
 
 
 @pytest.mark.parametrize("keys", [1, 3])

@@ -7,7 +7,10 @@ The tests of each client compare its column with the calls that they recorded. W
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
+import shutil
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -17,8 +20,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import grpc
+import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
+from system.gateway_processes import CACHE, JAR
 
 import qmq
 from qmq.gateway.config import GatewayConfig
@@ -250,3 +255,24 @@ def check_column(counts: Iterable[AnsweredCall], language: str) -> None:
         PAGE.write_text(page_of({**columns, name: seen}))
         return
     assert columns[name] == seen, f"run this test with QMQ_WRITE_CLIENT_TABLE=1, and look at what changed in {PAGE}"
+
+
+WHEN = "20261124T120000Z"
+
+
+def signed(access_key: str, secret_key: str, when: str = WHEN) -> tuple[tuple[str, str], ...]:
+    signature = hmac.new(secret_key.encode(), when.encode(), hashlib.sha1).hexdigest().upper()
+    shown = f"MQv2-HMAC-SHA1 Credential={access_key}, SignedHeaders=x-mq-date-time, Signature={signature}"
+    return (("authorization", shown), ("x-mq-date-time", when))
+
+
+MODULES: Final = CACHE / "node_modules"
+
+
+QUICK_START: Final = "-XX:TieredStopAtLevel=1"
+
+
+needs_java = pytest.mark.skipif(not JAR.is_file() or shutil.which("javac") is None, reason="needs a JDK, and scripts/rocketmq_clients")
+
+
+needs_node = pytest.mark.skipif(not MODULES.is_dir() or shutil.which("node") is None, reason="needs Node, and scripts/rocketmq_clients")

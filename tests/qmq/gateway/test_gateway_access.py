@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import json
 import time
 from collections.abc import AsyncIterator, Callable
@@ -16,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 import uvloop
-from gateway_stub import CONFIG, GatewayStub, message
+from gateway_stub import CONFIG, WHEN, GatewayStub, message, signed
 from support import eventually, node_config, running
 
 import qmq
@@ -33,14 +31,6 @@ from qmq.proto.rocketmq.service_pb2_grpc import MessagingServiceStub
 from qmq.security.audit import AuditLog
 from qmq.security.certificates import create_authority, issue
 from qmq.testing import TestCluster
-
-WHEN = "20261124T120000Z"
-
-
-def signed(access_key: str, secret_key: str, when: str = WHEN) -> tuple[tuple[str, str], ...]:
-    signature = hmac.new(secret_key.encode(), when.encode(), hashlib.sha1).hexdigest().upper()
-    shown = f"MQv2-HMAC-SHA1 Credential={access_key}, SignedHeaders=x-mq-date-time, Signature={signature}"
-    return (("authorization", shown), ("x-mq-date-time", when))
 
 
 def known() -> GatewayCredentials:

@@ -10,9 +10,8 @@ from typing import Any
 
 import grpc
 import pytest
-from gateway_stub import CONFIG, GatewayStub, message
+from gateway_stub import CONFIG, GatewayStub, message, signed
 from support import eventually, node_config, running
-from test_gateway_access import signed
 
 import qmq
 from qmq.gateway.credentials import ClientKeys, GatewayCredentials

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from gateway_stub import GatewayStub, gateway_on
+from gateway_stub import MODULES, QUICK_START, GatewayStub, gateway_on, needs_java, needs_node
 from support import eventually
 from system.gateway_processes import CACHE, java
-from test_other_clients import MODULES, QUICK_START, needs_java, needs_node
 
 import qmq
 from qmq.cli.gateway import GatewayOptions

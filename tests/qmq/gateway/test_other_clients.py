@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -13,8 +12,8 @@ from typing import Final, NamedTuple
 
 import gateway_stub
 import pytest
-from gateway_stub import GatewayStub, gateway_on
-from system.gateway_processes import CACHE, JAR, PROGRAMS, java
+from gateway_stub import MODULES, QUICK_START, GatewayStub, gateway_on, needs_java, needs_node
+from system.gateway_processes import CACHE, PROGRAMS, java
 
 from qmq.cli.gateway import GatewayOptions
 from qmq.gateway.config import GatewayConfig
@@ -27,16 +26,12 @@ pytestmark = pytest.mark.long
 
 RUST_PROGRAMS: Final = CACHE / "rust" / "debug" / "rocketmq_programs"
 GO_PROGRAMS: Final = CACHE / "go" / "rocketmq_programs"
-MODULES: Final = CACHE / "node_modules"
-QUICK_START: Final = "-XX:TieredStopAtLevel=1"
 PROGRAM_S: Final = 240
 COUNT: Final = 20
 CONFIG: Final = GatewayConfig(port=0, sweep_ms=10, transactions=TransactionTiming(first_check_ms=500, look_ms=100))
 
-needs_java = pytest.mark.skipif(not JAR.is_file() or shutil.which("javac") is None, reason="needs a JDK, and scripts/rocketmq_clients")
 needs_rust = pytest.mark.skipif(not RUST_PROGRAMS.is_file(), reason="needs Rust, and scripts/rocketmq_clients")
 needs_go = pytest.mark.skipif(not GO_PROGRAMS.is_file(), reason="needs Go, and scripts/rocketmq_clients")
-needs_node = pytest.mark.skipif(not MODULES.is_dir() or shutil.which("node") is None, reason="needs Node, and scripts/rocketmq_clients")
 
 
 class Seen(NamedTuple):

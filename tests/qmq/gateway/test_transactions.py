@@ -13,9 +13,8 @@ from typing import Any
 
 import grpc
 import pytest
-from gateway_stub import GatewayStub, gateway_on, message, seconds
+from gateway_stub import GatewayStub, gateway_on, message, seconds, signed
 from support import eventually
-from test_gateway_access import signed
 
 import qmq
 from qmq.client.producing.delayed import DelayedMessage
