@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from qmq_coordination.etcd.process import EtcdCluster, EtcdProcess
 from qmq_coordination.etcd.store import EtcdStore
-from support.etcd import put_surely, until
+from support import eventually
+from support.etcd import put_surely
 
 from qmq.errors import CoordinationUnavailable, CoordinationUnknown
 
@@ -60,7 +61,7 @@ async def test_damaged_members_remove_no_value_that_an_undamaged_majority_has(
             revision = await put_surely(store, f"key/{number}", b"%d" % number)
         # A member that lags would not count to an undamaged majority.
         for member in cluster.members:
-            await until(partial(has, member, revision))
+            await eventually(partial(has, member, revision), within_s=30)
         for member in cluster.members[:count]:
             member.kill()
         for member in cluster.members[:count]:
@@ -97,7 +98,7 @@ async def value_surely(store: EtcdStore, number: int) -> bytes | None:
             found.append(await value(store, number))
         return bool(found)
 
-    await until(is_read, within_s=60)
+    await eventually(is_read, within_s=60)
     return found[0]
 
 

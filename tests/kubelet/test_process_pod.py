@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from support import eventually
 
 from kubelet.manifests import ROOT, NotHonoured, PodTemplate, Probe, pod_sets
 from kubelet.process_pod import ProcessPod
@@ -43,12 +43,6 @@ def start(folder: Path, **changes: object) -> ProcessPod:
     return ProcessPod("p", "n", ADDRESS, replace(template, **changes), argv, stop, dict(os.environ), folder / "log")  # type: ignore[arg-type]
 
 
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not is_so():
-            await asyncio.sleep(0.02)
-
-
 @pytest.mark.xdist_group("process pod")
 async def test_probes_decide_when_it_is_ready_and_when_it_starts_again(tmp_path: Path) -> None:
     pod = start(tmp_path)
@@ -57,16 +51,16 @@ async def test_probes_decide_when_it_is_ready_and_when_it_starts_again(tmp_path:
         await asyncio.sleep(0)
         assert pod.ready_s is None
         (tmp_path / "live").touch()
-        await until(lambda: pod.ready_s is not None)
+        await eventually(lambda: pod.ready_s is not None, within_s=60)
         (tmp_path / "ready").unlink()
-        await until(lambda: pod.ready_s is None)
+        await eventually(lambda: pod.ready_s is None, within_s=60)
         (tmp_path / "ready").touch()
-        await until(lambda: pod.ready_s is not None)
+        await eventually(lambda: pod.ready_s is not None, within_s=60)
         (tmp_path / "live").unlink()
-        await until(lambda: pod.restarts == 1)
+        await eventually(lambda: pod.restarts == 1, within_s=60)
         assert pod.ready_s is None
         (tmp_path / "live").touch()
-        await until(lambda: pod.ready_s is not None)
+        await eventually(lambda: pod.ready_s is not None, within_s=60)
         assert pod.restarts == 1
     finally:
         pod.delete()
@@ -84,7 +78,7 @@ async def test_it_ends_by_pre_stop_then_sigterm_then_sigkill_after_its_grace(tmp
         if is_stubborn:
             (tmp_path / "stubborn").touch()
         pod = start(tmp_path, grace_s=3.0 if is_stubborn else 60.0)
-        await until(lambda found=pod: found.ready_s is not None)  # type: ignore[misc]
+        await eventually(lambda found=pod: found.ready_s is not None, within_s=60)  # type: ignore[misc]
         pod.delete()
         assert pod.ready_s is None
         await pod.gone()

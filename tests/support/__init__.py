@@ -10,6 +10,7 @@ import threading
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from inspect import isawaitable
 from pathlib import Path
 from typing import IO
 
@@ -267,9 +268,11 @@ class NodeProcess:
             self.errors = stream.read()
 
 
-async def eventually(condition: object, *, within_s: float = 20.0) -> None:
-    """Wait until a condition holds; for what another process or a timer brings about."""
-    assert callable(condition)
+async def eventually(condition: Callable[[], object], *, within_s: float = 20.0) -> None:
+    """Wait until a condition holds, which may have to be awaited; for what another process or a timer brings about."""
     async with asyncio.timeout(within_s):
-        while not condition():
+        while True:
+            holds = condition()
+            if await holds if isawaitable(holds) else holds:
+                return
             await asyncio.sleep(0.01)

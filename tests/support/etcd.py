@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from qmq_coordination.coordination_store import CoordinationStore, WatchedChanges
@@ -19,13 +19,6 @@ from qmq.errors import CoordinationUnavailable, CoordinationUnknown
 def unique_namespace() -> str:
     """A unique key prefix, so that tests on one server are independent."""
     return f"/test/{uuid.uuid4().hex}/"
-
-
-async def until(condition: Callable[[], Awaitable[bool]], within_s: float = 30.0) -> None:
-    """Wait until a condition that must be asked for holds."""
-    async with asyncio.timeout(within_s):
-        while not await condition():
-            await asyncio.sleep(0.01)
 
 
 class Proxy:

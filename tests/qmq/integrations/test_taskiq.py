@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Annotated, Any
 from uuid import uuid4
 
 import pytest
+from support import eventually
 
 taskiq = pytest.importorskip("taskiq", reason="needs Taskiq: pip install 'qmq[taskiq]'")
 from taskiq.acks import AcknowledgeType  # noqa: E402
@@ -72,12 +73,6 @@ def counter(broker: QmqBroker) -> tuple[Any, list[int]]:
     return broker.task(task_name=uuid4().hex)(count), seen
 
 
-async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(SOON_S):
-        while not holds():
-            await asyncio.sleep(0.01)
-
-
 async def test_a_task_runs_and_its_result_comes_back(broker: QmqBroker) -> None:
     async with working(broker):
         assert await result_of(await adder(broker).kiq(1, 2)) == 3
@@ -98,7 +93,7 @@ async def test_a_task_with_a_delay_waits_at_the_broker(broker: QmqBroker, cluste
         await cluster.clock.advance(hours=23)
         assert not seen
         await cluster.clock.advance(hours=1)
-        await until(lambda: seen == [1])
+        await eventually(lambda: seen == [1], within_s=SOON_S)
 
 
 async def test_a_declared_delay_is_the_pause_between_attempts_and_not_before_the_first(broker: QmqBroker, cluster: TestCluster) -> None:
@@ -112,12 +107,12 @@ async def test_a_declared_delay_is_the_pause_between_attempts_and_not_before_the
     task = broker.task(task_name=uuid4().hex, retry_on_error=True, max_retries=2, delay=DAY.total_seconds())(flaky)
     async with working(broker):
         await task.kiq(1)
-        await until(lambda: runs == [1])
+        await eventually(lambda: runs == [1], within_s=SOON_S)
         await task.kicker().with_labels(delay=2 * DAY.total_seconds()).kiq(2)
         await cluster.clock.advance(hours=25)
-        await until(lambda: runs == [1, 1])
+        await eventually(lambda: runs == [1, 1], within_s=SOON_S)
         await cluster.clock.advance(hours=24)
-        await until(lambda: runs == [1, 1, 2])
+        await eventually(lambda: runs == [1, 1, 2], within_s=SOON_S)
 
 
 async def test_a_schedule_by_time_runs_without_a_scheduler_and_can_be_deleted(broker: QmqBroker, cluster: TestCluster) -> None:
@@ -127,7 +122,7 @@ async def test_a_schedule_by_time_runs_without_a_scheduler_and_can_be_deleted(br
     await deleted.unschedule()
     async with working(broker):
         await cluster.clock.advance(days=2)
-        await until(lambda: seen == [1])
+        await eventually(lambda: seen == [1], within_s=SOON_S)
     assert await source.get_schedules() == []
     with pytest.raises(MessageNotFound):
         await deleted.unschedule()
@@ -138,7 +133,7 @@ async def test_a_schedule_by_cron_runs_again_and_again_until_it_is_deleted(broke
     made = await task.schedule_by_cron(source, "0 9 * * *", 7)
     async with working(broker):
         await cluster.clock.advance(days=3)
-        await until(lambda: seen == [7, 7, 7])
+        await eventually(lambda: seen == [7, 7, 7], within_s=SOON_S)
         await made.unschedule()
         await cluster.clock.advance(days=2)
     assert seen == [7, 7, 7]
@@ -155,7 +150,7 @@ async def test_each_run_of_a_cron_schedule_has_its_own_id_unless_the_schedule_ha
     await task.kicker().with_task_id("mine").schedule_by_cron(source, "0 9 * * *", "given")
     async with working(broker):
         await cluster.clock.advance(days=3)
-        await until(lambda: sorted(map(len, ids.values())) == [3, 3])
+        await eventually(lambda: sorted(map(len, ids.values())) == [3, 3], within_s=SOON_S)
     assert len(set(ids["own"])) == 3
     assert set(ids["given"]) == {"mine"}
 
@@ -175,7 +170,7 @@ async def test_a_task_whose_worker_vanished_runs_at_another(broker: QmqBroker, c
     assert len(await gone.pull(1)) == 1
     async with cluster.partition("gone"), working(broker):
         await cluster.clock.advance(seconds=60)
-        await until(lambda: seen == [1])
+        await eventually(lambda: seen == [1], within_s=SOON_S)
 
 
 async def test_a_message_that_is_no_task_is_set_aside_and_its_neighbours_run(broker: QmqBroker, cluster: TestCluster) -> None:
@@ -184,7 +179,7 @@ async def test_a_message_that_is_no_task_is_set_aside_and_its_neighbours_run(bro
         await cluster.client().send(broker.subject, body)
         await task.kiq(len(body))
     async with working(broker):
-        await until(lambda: len(seen) == 4)
+        await eventually(lambda: len(seen) == 4, within_s=SOON_S)
     letters = cluster.client().consumer(f"%dlq%{broker.group}", "readers")
     found = {bytes((await anext(letters)).body) for _ in range(4)}
     assert found == {b"", b"no task", b"[" * 5_000, b'{"task_id": 1}'}
@@ -198,10 +193,10 @@ async def test_a_task_that_the_worker_does_not_know_is_not_lost(broker: QmqBroke
     async with working(broker):
         await unknown.kiq(1)
         await known.kiq(2)
-        await until(lambda: seen == [2])
+        await eventually(lambda: seen == [2], within_s=SOON_S)
         broker.task(task_name=unknown.task_name)(known.original_func)
         await cluster.clock.advance(minutes=2)
-        await until(lambda: seen == [2, 1])
+        await eventually(lambda: seen == [2, 1], within_s=SOON_S)
     await other.shutdown()
 
 
