@@ -19,7 +19,7 @@ pytest.importorskip("django", reason="needs Django: pip install 'qmq[django]'")
 pytestmark = pytest.mark.sampled
 
 TESTS = [str(Path("tests") / "qmq" / "integrations" / each) for each in ("test_django.py", "test_django_tasks.py")]
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 300
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from metric_pages import Values
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path.append(str(ROOT / "scripts"))
 
 from cluster_runner import Cluster  # noqa: E402

@@ -8,7 +8,7 @@ from pathlib import Path
 from qmq.metrics.figures import HISTOGRAM
 from qmq.node.metrics.serving import figures_by_role
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TEXT = (ROOT / "docs" / "METRICS.md").read_text()
 
 

@@ -20,7 +20,7 @@ axe = pytest.importorskip("axe_playwright_python.async_playwright", reason="scri
 
 pytestmark = [needs.chromium, pytest.mark.xdist_group("chromium"), pytest.mark.asyncio(loop_scope="module")]
 
-PICTURES = Path(__file__).resolve().parents[2] / "docs" / "images"
+PICTURES = Path(__file__).resolve().parents[3] / "docs" / "images"
 
 
 def screens(stage: Stage) -> list[str]:

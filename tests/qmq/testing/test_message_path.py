@@ -10,7 +10,7 @@ from pathlib import Path
 
 from qmq.testing import TestCluster
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
+sys.path.append(str(Path(__file__).resolve().parents[3] / "tools"))
 
 from road import Road, of_a_message, of_a_split
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support import needs
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 STATIC = ROOT / "qmq" / "console" / "static"
 
 
