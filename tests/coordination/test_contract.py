@@ -22,7 +22,7 @@ from qmq_coordination.coordination_store import (
 )
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.etcd.store import EtcdStore
-from support.etcd import unique_namespace
+from support.stores import unique_namespace
 
 from qmq.errors import Compacted, CoordinationError, LeaseNotFound
 

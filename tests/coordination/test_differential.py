@@ -30,7 +30,7 @@ from qmq_coordination.coordination_store import (
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.etcd.process import EtcdProcess
 from qmq_coordination.etcd.store import EtcdStore
-from support.etcd import Follower, unique_namespace
+from support.stores import Follower, unique_namespace
 
 from qmq.errors import CoordinationError
 

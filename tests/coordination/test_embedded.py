@@ -15,9 +15,8 @@ from qmq_coordination.broker_groups import Registration, ReplicaRecord, presence
 from qmq_coordination.coordination_store import Delete, Operation, Put
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.subjects import SubjectCatalog
-from support.etcd import Follower
-from support.faulty_store import Fault, FaultyStore
 from support.forms import examples
+from support.stores import Fault, FaultyStore, Follower
 
 from qmq.errors import FolderInUse, LogDamaged, SubjectExists, UnknownSubject
 from qmq.model import SubjectConfig

@@ -11,7 +11,7 @@ import pytest
 from qmq_coordination.etcd.process import EtcdCluster, EtcdProcess
 from qmq_coordination.etcd.store import EtcdStore
 from support import eventually
-from support.etcd import put_surely
+from support.stores import put_surely
 
 from qmq.errors import CoordinationUnavailable, CoordinationUnknown
 

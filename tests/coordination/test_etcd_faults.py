@@ -15,8 +15,7 @@ from qmq_coordination.etcd.process import EtcdCluster, EtcdProcess
 from qmq_coordination.etcd.store import EtcdStore
 from qmq_coordination.unknown_outcomes import TxnDecision, TxnFate, txn_decided
 from support import eventually
-from support.etcd import Follower, history, proxied, put_surely
-from support.faulty_store import FaultyStore
+from support.stores import FaultyStore, Follower, history, proxied, put_surely
 
 from qmq.errors import Compacted, CoordinationError, CoordinationUnavailable, CoordinationUnknown, LeaseNotFound, Outcome
 

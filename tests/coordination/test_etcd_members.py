@@ -14,7 +14,7 @@ from qmq_coordination.etcd.channel import PUT, RANGE, STATUS
 from qmq_coordination.etcd.process import EtcdCluster, EtcdProcess
 from qmq_coordination.etcd.store import EtcdStore
 from support import needs
-from support.etcd import Follower, Proxy, history, proxied, put_surely
+from support.stores import Follower, Proxy, history, proxied, put_surely
 
 from qmq.errors import CoordinationUnavailable, CoordinationUnknown, WrongCoordinationStore
 from qmq.proto.etcd import etcd_pb2 as pb

@@ -17,7 +17,7 @@ from cryptography.x509.oid import NameOID
 from qmq_coordination.etcd.process import EtcdProcess, ServerTls
 from qmq_coordination.etcd.store import EtcdStore
 from support import eventually, needs
-from support.etcd import Follower, proxied, put_surely
+from support.stores import Follower, proxied, put_surely
 
 from qmq.errors import CoordinationError, CoordinationTlsFailed, CoordinationUnavailable, InvalidArgument
 from qmq.security.certificates import create_authority, issue

@@ -6,7 +6,7 @@ import pytest
 from qmq_coordination.coordination_store import Compare, CompareTarget, CoordinationStore, Delete, Put, absent, unchanged
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.unknown_outcomes import TxnDecision, TxnFate, txn_decided
-from support.faulty_store import Fault, FaultyStore
+from support.stores import Fault, FaultyStore
 
 from qmq.errors import CoordinationUnknown, InvalidArgument
 

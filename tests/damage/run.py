@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Final
 
 import qmq
-from damage import harm
-from damage.cells import REPLICAS, Beside, Cell, End, Kind
-from damage.harm import FailingDisk, Platter
+from damage import cells
+from damage.cells import REPLICAS, Beside, Cell, End, FailingDisk, Kind, Platter
 from qmq.errors import LogDamaged, NotConnected, QmqError
 from qmq.limits import KIB
 from qmq.log.log_config import LogConfig
@@ -120,7 +119,7 @@ class Run:
 
     async def _checkpoint(self) -> None:
         async def have_checkpoints() -> bool:
-            return all(harm.files_of(Kind.CHECKPOINT, folder) for folder in self.folders.values())
+            return all(cells.files_of(Kind.CHECKPOINT, folder) for folder in self.folders.values())
 
         # Then little time passes: a second checkpoint, which is due after as long again, would flush and spill during the fault.
         await self.cluster.clock.advance(seconds=CHECKPOINT_S)
@@ -133,7 +132,7 @@ class Run:
 
     async def _have_same_sizes(self) -> bool:
         """Whether the logs are of the same size on all replicas."""
-        logs = [[path for kind in harm.LOGS for path in harm.files_of(kind, folder)] for folder in self.folders.values()]
+        logs = [[path for kind in cells.LOGS for path in cells.files_of(kind, folder)] for folder in self.folders.values()]
         return len({repr([(path.name, path.stat().st_size) for path in each]) for each in logs}) == 1
 
     async def _until(self, condition: Callable[[], Awaitable[bool]], passing_s: int = 0) -> bool:
@@ -157,10 +156,10 @@ class Run:
             dead = {*harmed, master} if self.cell.beside is Beside.KILL else {*harmed}
             # All at the same moment: the others would elect a master, which flushes what the fault is to find in page caches.
             await asyncio.gather(*[self.cluster.kill(name) for name in dead])
-            sizes = harm.common_sizes(self.cell.kind, [self.folders[name] for name in harmed])
+            sizes = cells.common_sizes(self.cell.kind, [self.folders[name] for name in harmed])
             for name in harmed:
                 shutil.copytree(self.folders[name], _copy_of(self.folders[name]))
-                harm.harm(self.cell, self.folders[name], self.platters[name], sizes)
+                cells.harm(self.cell, self.folders[name], self.platters[name], sizes)
             await self._start(harmed)
         again = [name for name in self.cluster.groups[self.group] if not self._machine(name).is_running]
         if again:  # as a supervisor does: now all peers are there

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from damage import harm
+from damage import cells
 from damage.cells import Kind
 from qmq.errors import NotConnected
 from qmq.log import commit_mark
@@ -40,8 +40,8 @@ async def test_a_replica_whose_log_was_cut_short_does_not_elect_one_that_lags() 
         assert mark.message_position == end
         await cluster.kill(short)
         await cluster.kill(master)
-        path = harm.files_of(Kind.MESSAGES, folder)[-1]
-        harm.cut(path, harm.last_entry(path.read_bytes()))
+        path = cells.files_of(Kind.MESSAGES, folder)[-1]
+        cells.cut(path, cells.last_entry(path.read_bytes()))
         for heal in heals:
             heal()
         await cluster.restart(short)

@@ -11,8 +11,8 @@
 | inconsistent_positions | two values at one position | positions.py |
 | send_order | a producer's messages are stored in another order than sent, or a batch is interrupted by other messages | positions.py |
 | two_masters | two replicas acknowledged messages in one epoch | positions.py |
-| nonmonotonic_poll | the one consumer of a queue got an older message after a newer one; `int_nonmonotonic_poll`: in one poll | polls.py |
-| poll_skip | the one consumer of a queue was not given a message between two that it got; `int_poll_skip`: in one poll | polls.py |
+| nonmonotonic_poll | a queue's one consumer got an older message after a newer one; `int_nonmonotonic_poll`: in a poll | deliveries.py |
+| poll_skip | the one consumer of a queue was not given a message between two that it got; `int_poll_skip`: in one poll | deliveries.py |
 | delivered_after_ack | a message was handed out again after its acknowledgement was answered | deliveries.py |
 
 The report counts, without judging: sent, acked, unknown, failed and polled values; deliveries, and how many of them were repetitions
@@ -29,11 +29,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from history.deliveries import delivered_after_ack, delivered_twice, deliveries, recovered
+from history.deliveries import delivered_after_ack, delivered_twice, deliveries, recovered, wrong_polls
 from history.events import Event, brief
 from history.losses import Gap, availability, lost, lost_below, phantom
 from history.past import Anomaly, History
-from history.polls import wrong_polls
 from history.positions import duplicate_stored, inconsistent_positions, send_order, two_masters
 
 SHOWN_MAX = 10

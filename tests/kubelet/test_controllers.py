@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubelet.controllers import PodView, Step, allows_eviction, choose_node, next_step
 from kubelet.manifests import Budget, PodSet, PodTemplate
+from kubelet.process_kubernetes import PodView, Step, allows_eviction, choose_node, next_step
 
 LABELS = {"component": "g1"}
 TEMPLATE = PodTemplate(LABELS, "qmq:2", ("qmq", "broker"), (), {}, None, None, None, (), 60.0, True, "new")

@@ -14,8 +14,7 @@ from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.etcd.process import EtcdProcess
 from qmq_coordination.etcd.store import EtcdStore
 from support import forms
-from support.etcd import Proxy, proxied, unique_namespace
-from support.faulty_store import Fault, FaultyStore
+from support.stores import Fault, FaultyStore, Proxy, proxied, unique_namespace
 
 from linearizability.register_history import JUDGE, Call, histories_of, judged
 from qmq.errors import CoordinationUnknown

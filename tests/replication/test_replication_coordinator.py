@@ -13,7 +13,7 @@ from qmq_coordination.coordination_store import Compare, Operation, Put, TxnResu
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_replication.coordinator import Coordinator, Won
 from qmq_replication.membership import ReplicaMembership
-from support.faulty_store import Fault, FaultyStore
+from support.stores import Fault, FaultyStore
 
 VOTERS = ("a", "b", "c")
 

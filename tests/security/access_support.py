@@ -1,13 +1,16 @@
-"""Clusters that enforce rules, and the tokens of their principals."""
+"""Clusters that enforce rules, the tokens of their principals, and JWTs of an issuer."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jwt
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from rights_table import ALL, NAMESPACE, Right, World
 from support import NodeConfig, eventually, node_config, running
 
@@ -119,3 +122,29 @@ async def addresses(cluster: Cluster, service: str) -> list[tuple[str, str]]:
     ]
     assert found
     return found
+
+
+NOW_MS = 1_800_000_000_000
+
+
+ISSUER = "https://id.example"
+
+
+EC = ec.generate_private_key(ec.SECP256R1())
+
+
+CLAIMS = {"iss": ISSUER, "aud": "qmq", "sub": "orders", "exp": NOW_MS // 1000 + 600}
+
+
+def jwks(**keys: Any) -> bytes:
+    kinds = {"EC": jwt.algorithms.ECAlgorithm, "RS": jwt.algorithms.RSAAlgorithm, "Ed": jwt.algorithms.OKPAlgorithm}
+    found = []
+    for name, key in keys.items():
+        kind = kinds["RS" if isinstance(key, rsa.RSAPrivateKey) else "Ed" if isinstance(key, ed25519.Ed25519PrivateKey) else "EC"]
+        found.append({**json.loads(kind.to_jwk(key.public_key())), "kid": name, "use": "sig"})
+    return json.dumps({"keys": found}).encode()
+
+
+def token(key: Any = EC, algorithm: str = "ES256", kid: str = "one", **claims: Any) -> str:
+    whole = {name: value for name, value in {**CLAIMS, **claims}.items() if value is not None}
+    return jwt.encode(whole, key, algorithm=algorithm, headers={"kid": kid})

@@ -14,9 +14,9 @@ from typing import Any
 
 import jwt
 import pytest
+from access_support import CLAIMS, EC, ISSUER, NOW_MS, jwks, token
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
-from jwt_support import CLAIMS, EC, ISSUER, NOW_MS, jwks, token
 from support import eventually, node_config, running
 
 import qmq

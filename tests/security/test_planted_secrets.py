@@ -30,9 +30,9 @@ from typing import Any
 
 import grpc
 import pytest
+from access_support import EC, ISSUER, jwks
+from access_support import token as jwt_of
 from cryptography.hazmat.primitives import serialization
-from jwt_support import EC, ISSUER, jwks
-from jwt_support import token as jwt_of
 from spark_support import MESSAGES, drive, variables
 from support import NodeProcess, cli_process
 from support.secret_scan import plant

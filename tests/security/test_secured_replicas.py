@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from qmq_coordination.view import ClusterView
 from qmq_replication.links import Mesh, PeerHello, Secret
 from support import cli_process, eventually
-from support.faulty_store import SharedStore
+from support.stores import SharedStore
 
 import qmq
 from qmq.errors import AccessDenied, QmqError

@@ -19,7 +19,7 @@ from pyspark_qmq.sink.requests import Ask, Look, LookedUp, SubjectCore, Where
 from pyspark_qmq.sink.row_distribution import BalancedRows, PartitionedRows
 from pyspark_qmq.sink.row_identity import RowTarget, RowWriter
 from pyspark_qmq.sink.row_prints import Prints
-from sink_cluster import KEYS, LPS, Attempt, Cluster, contents_of
+from sink_node import KEYS, LPS, Attempt, Cluster, contents_of
 
 from qmq.delivery.retries import ORDERED_SINK, SINK
 from qmq.errors import InvalidArgument, NotConnected, NumberTaken

@@ -23,7 +23,7 @@ from qmq.node.replica.context import ReplicaConfig
 from qmq.node.replica.node import ReplicaNode
 from qmq.wire.batch import BatchView
 from support import eventually
-from support.faulty_store import SharedStore
+from support.stores import SharedStore
 
 THREE = {"g1": ("g1-a",), "g2": ("g2-a",), "g3": ("g3-a",)}
 REPLICATED = {"g1": ("g1-a", "g1-b", "g1-c")}

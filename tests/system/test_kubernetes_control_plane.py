@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from kubelet.control_plane import MERGE, ApiRefused, ControlPlane, KubernetesApi, apply_all
 from kubelet.manifests import BATCH, NODES, OPTIONS, PRODUCERS, pod_sets, rendered
-from kubelet.process_kubelet import ProcessKubelet
+from kubelet.process_kubelet import MERGE, ApiRefused, ControlPlane, KubernetesApi, ProcessKubelet, apply_all
 from qmq_coordination.etcd.process import EtcdProcess
 from support import needs
 

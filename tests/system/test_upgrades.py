@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 from cluster_runner import Cluster
-from support import NodeProcess, forms
+from support import NodeProcess, forms, wheels
 
 import qmq
-from system import previous_release
 from system.group import ETCD, METAS, REPLICAS, Group
 from system.workload import Workload
 
@@ -27,7 +26,7 @@ SERVICES = (*METAS, *REPLICAS, *DELAYS)
 @pytest.fixture(scope="module")
 def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The previous release's packages, for PYTHONPATH."""
-    return previous_release.unpack(tmp_path_factory.mktemp("release"))
+    return wheels.unpack(tmp_path_factory.mktemp("release"))
 
 
 def run_program(server: str, name: str, release: Path | None) -> list[str]:
@@ -38,7 +37,7 @@ def run_program(server: str, name: str, release: Path | None) -> list[str]:
 
 
 def version_of(release: Path | None) -> str:
-    return qmq.__version__ if release is None else previous_release.VERSION
+    return qmq.__version__ if release is None else wheels.VERSION
 
 
 def start(node: NodeProcess, release: Path | None, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -5,8 +5,8 @@
 
 | checker | reports | file |
 |---|---|---|
-| lost, unsettled | a message that was acknowledged and never given to a group; one that was given and never settled | losses.py |
-| phantom | a message that was given, but never sent or certainly not stored | losses.py |
+| lost, unsettled | a message that was acknowledged and never given to a group; one that was given and never settled | order.py |
+| phantom | a message that was given, but never sent or certainly not stored | order.py |
 | skipped | a message that was given for the first time after a later one of its line | order.py |
 | torn_replay | a replay that does not begin where the group was, or leaves messages out | order.py |
 | zombie_ack | an acknowledgement that was confirmed although another consumer had the lane by then | exclusive.py |
@@ -31,8 +31,7 @@ from itertools import islice
 from history.events import Operation
 from history.ordered.exclusive import early, exclusivity
 from history.ordered.log import log_order, stored_twice
-from history.ordered.losses import lost, phantom
-from history.ordered.order import late, order, repeated
+from history.ordered.order import late, lost, order, phantom, repeated
 from history.ordered.past import OrderedHistory
 from history.ordered.stalls import AFTER_NS, SLOW_NS, Pauses, read_pauses, stalled, write_pauses
 from history.past import Anomaly

@@ -26,7 +26,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from itertools import groupby
 
-from history.ordered.columns import NEVER, Grant, seconds
+from history.ordered.events import NEVER, Grant, seconds
 from history.ordered.past import OrderedHistory
 from history.past import Anomaly
 

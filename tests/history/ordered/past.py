@@ -33,8 +33,7 @@ from itertools import accumulate
 from qmq_ordering.hashing import logical_partition
 
 from history.events import Operation, Reset
-from history.ordered.columns import NEVER, Deliveries, Grant, Line, Messages, Outaged, seconds
-from history.ordered.events import Deliver, Outage, Part, Put, Rerouted, Settle
+from history.ordered.events import NEVER, Deliver, Deliveries, Grant, Line, Messages, Outage, Outaged, Part, Put, Rerouted, Settle, seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from history.ordered.columns import NEVER, Outaged, seconds
+from history.ordered.events import NEVER, Outaged, seconds
 from history.ordered.past import OrderedHistory
 from history.past import Anomaly
 

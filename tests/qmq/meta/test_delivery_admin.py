@@ -11,7 +11,7 @@ from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.subjects import SubjectCatalog
 from qmq_coordination.view import ClusterView
 from support import ManualClock
-from support.faulty_store import Fault, FaultyStore
+from support.stores import Fault, FaultyStore
 
 from qmq.errors import CoordinationUnavailable, InvalidArgument, InvalidName, OrderMismatch, UnknownSubject
 from qmq.meta.calls import Brokers

@@ -13,7 +13,7 @@ from qmq_coordination.coordination_store import Put
 from qmq_coordination.ordered_records import FENCES, change_key, fence_key
 from qmq_ordering.algebra import merge, move, split
 from qmq_ordering.routes import FENCED, Change, Phase, Route
-from support.faulty_store import Fault, FaultyStore
+from support.stores import Fault, FaultyStore
 
 from qmq.errors import CoordinationUnknown, NotConnected, OrderMismatch, RouteConflict, UnknownPartition, UnknownSubject
 from qmq.model import Fencing

@@ -9,7 +9,7 @@ from meta_support import SUBJECT, KilledError, Killer, World
 from qmq_coordination.delivery_settings import PAUSES, settings_key
 from qmq_coordination.ordered_records import MemberRecord, assignment_key, group_record_key, member_key
 from qmq_ordering.lanes import Gate
-from support.faulty_store import Fault, FaultyStore
+from support.stores import Fault, FaultyStore
 
 from qmq.errors import CoordinationUnknown, InvalidArgument, LaneNotOpen, NotConnected, UnknownGroup
 from qmq.meta.ordered.group_starts import DELETE, Start

@@ -14,7 +14,7 @@ from qmq_coordination.ordered_records import MemberRecord, assignment_key, group
 from qmq_ordering.algebra import first_route, merge, move, next_route, split
 from qmq_ordering.lanes import Assignment, Frontier, Gate, GroupRecord, first_frontier
 from qmq_ordering.routes import LpRange, Route
-from support.faulty_store import Fault, FaultyStore
+from support.stores import Fault, FaultyStore
 
 from qmq.errors import InvalidArgument, LaneNotOpen, NotConnected, UnknownGroup
 from qmq.meta.ordered.group_starts import Start

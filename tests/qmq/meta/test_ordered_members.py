@@ -14,7 +14,7 @@ from qmq_coordination.ordered_records import LEADER, MemberRecord, member_key
 from qmq_ordering.algebra import first_route
 from qmq_ordering.lanes import Assignment, Lane, Readable
 from qmq_ordering.routes import LpRange, PhysicalPartition
-from support.faulty_store import Fault, FaultyStore
+from support.stores import Fault, FaultyStore
 
 from qmq.errors import CoordinationError, CoordinationUnavailable, StaleDelivery
 from qmq.meta.ordered.changes import spread

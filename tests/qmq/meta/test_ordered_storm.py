@@ -17,7 +17,7 @@ from qmq_coordination.ordered_records import FENCES, Fence, MemberRecord, assign
 from qmq_ordering.algebra import merge, move, split
 from qmq_ordering.lanes import Assignment, Gate
 from qmq_ordering.routes import Change, LpRange, Route
-from support.faulty_store import Fault, FaultyStore
+from support.stores import Fault, FaultyStore
 
 from qmq.errors import QmqError
 from qmq.meta.ordered.group_starts import Start

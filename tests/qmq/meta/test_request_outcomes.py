@@ -13,7 +13,7 @@ from meta_support import Caller, FakeBroker, brokers, metaserver
 from qmq_coordination.coordination_store import KeyListing
 from qmq_coordination.ordered_records import LEADER
 from qmq_coordination.view import PROBE, ROOT
-from support.faulty_store import SharedStore
+from support.stores import SharedStore
 
 from qmq.errors import CoordinationUnavailable, CoordinationUnknown, Outcome, QmqError
 from qmq.proto.v1 import control_pb2 as control

@@ -16,7 +16,7 @@ from qmq_coordination.etcd.store import EtcdStore
 from qmq_coordination.subjects import SubjectCatalog, subject_key
 from qmq_coordination.view import ClusterView, Picture, ViewChange
 from support import eventually
-from support.faulty_store import FaultyStore
+from support.stores import FaultyStore
 
 from qmq.errors import CoordinationError, CoordinationUnavailable
 from qmq.model import SubjectConfig

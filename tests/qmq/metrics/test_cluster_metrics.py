@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from metric_pages import Values, read
 from support import eventually
-from support.faulty_store import FaultyStore
 from support.server_cluster import REPLICATED, ServerCluster, cluster
+from support.stores import FaultyStore
 
 import qmq
 from qmq.errors import CoordinationUnavailable

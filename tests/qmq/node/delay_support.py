@@ -12,7 +12,7 @@ from unittest.mock import patch
 from qmq_coordination.broker_groups import DelaySettings
 from qmq_coordination.view import ClusterView
 from support import eventually
-from support.faulty_store import SharedStore
+from support.stores import SharedStore
 
 from qmq.broker.config import BrokerConfig
 from qmq.delay.broker import schedule_of

@@ -11,7 +11,7 @@ import pytest
 from qmq_coordination.broker_groups import BrokerGroupState, DelaySettings, read_group
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_replication.membership import ReplicaMembership
-from support.faulty_store import Fault, FaultyStore
+from support.stores import Fault, FaultyStore
 
 from qmq.errors import InvalidArgument, LogDamaged
 from qmq.log.disk import Disk

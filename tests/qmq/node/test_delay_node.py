@@ -10,7 +10,7 @@ import pytest
 from delay_support import NAMES, SETTINGS, broker_config, delay_config, running_delay
 from qmq_coordination.broker_groups import DelaySettings
 from support import eventually
-from support.faulty_store import FaultyStore
+from support.stores import FaultyStore
 
 import qmq
 from qmq.errors import InvalidArgument

@@ -17,7 +17,7 @@ from qmq_coordination.coordination_store import Put
 from qmq_coordination.ordered_records import stale_prefix
 from qmq_coordination.view import ClusterView
 from support import eventually
-from support.faulty_store import FaultyStore, SharedStore
+from support.stores import FaultyStore, SharedStore
 
 import qmq
 from qmq.errors import CoordinationUnavailable, Unavailable, WrongServer

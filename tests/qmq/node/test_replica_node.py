@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from qmq_coordination.view import ROOT, ClusterView
 from support import cli_process, eventually
-from support.faulty_store import FaultyStore, SharedStore
+from support.stores import FaultyStore, SharedStore
 
 import qmq
 from qmq.errors import CoordinationError, FolderInUse, InvalidArgument, LogDamaged, NotMaster

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support import eventually, node_config, running
-from support.faulty_store import SharedStore
+from support.stores import SharedStore
 
 from qmq.metrics.readiness import Readiness
 from qmq.node.broker import broker_node

@@ -11,7 +11,7 @@ from pathlib import Path
 from qmq_coordination.view import ClusterView
 from support import eventually
 from support.disks import BadSectors
-from support.faulty_store import SharedStore
+from support.stores import SharedStore
 
 import qmq
 from qmq.log.disk import BLOCK_BYTES

@@ -18,7 +18,7 @@ from qmq_coordination.subjects import SubjectCatalog
 from qmq_coordination.view import ClusterView
 from qmq_ordering.algebra import first_route, next_route, split
 from support import eventually
-from support.faulty_store import FaultyStore
+from support.stores import FaultyStore
 
 from qmq.client.metadata.cache import Locator, Pushed, SubjectRoute
 from qmq.client.metadata.service import MetadataClient
