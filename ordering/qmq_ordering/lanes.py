@@ -166,7 +166,7 @@ class Assignment:
         return cls(found["generation"], lanes)
 
 
-Backlog: TypeAlias = Callable[[int, LpRange], float]
+ProducerBase: TypeAlias = Callable[[int, LpRange], float]
 """The number of messages that wait for the group in a range of a partition (by number); 0 if unknown."""
 
 _Held: TypeAlias = dict[Lane, list[tuple[Lane, str]]]
@@ -176,7 +176,7 @@ _Claim: TypeAlias = tuple[bool, int, int, str]
 """A consumer's claim to a lane, as a sort key: not the same partition, minus the shared width, the lane's place, the consumer."""
 
 
-def assign(previous: Assignment, consumers: Sequence[str], open_lanes: Sequence[Readable], backlog: Backlog) -> Assignment:
+def assign(previous: Assignment, consumers: Sequence[str], open_lanes: Sequence[Readable], backlog: ProducerBase) -> Assignment:
     """Assign lanes to consumers by the rules of the module. Returns `previous` itself if nothing changes, otherwise the next generation.
 
     Every open range belongs to exactly one of `consumers`, unless there are none; no lane spans two open ranges.
@@ -235,7 +235,7 @@ def _cut(held: _Held, shares: list[int]) -> list[Lane]:
     return lanes
 
 
-def _shares(opened: list[Readable], consumers: int, backlog: Backlog) -> list[int]:
+def _shares(opened: list[Readable], consumers: int, backlog: ProducerBase) -> list[int]:
     """The number of consumers for each open range: one each, and the rest by largest remainder of the range's share of the backlog."""
     shares = [1] * len(opened)
     left = min(consumers, sum(each.range.width for each in opened)) - len(opened)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, overload
 
 from qmq.client.client import Client
 from qmq.client.consuming.consumer import Consumer
-from qmq.client.consuming.message import Message, Messages, Settler, Slice
+from qmq.client.consuming.message import BatchSlice, Message, Messages, Settler
 from qmq.client.interceptors import Chain
 from qmq.client.listening.listener_options import ListenerOptions
 from qmq.client.listening.stopping import asked_in_main_thread
@@ -341,7 +341,7 @@ class _FromAnyThread:
     def settle(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
         self._thread.call(lambda: self._settler.settle(first, last, verdict, delay, error))
 
-    def nack(self, part: Slice, delay: timedelta | None, error: str = "") -> None:
+    def nack(self, part: BatchSlice, delay: timedelta | None, error: str = "") -> None:
         self._thread.call(lambda: self._settler.nack(part, delay, error))
 
     async def settle_now(self, first: int, last: int, verdict: int) -> None:

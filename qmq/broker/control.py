@@ -22,7 +22,7 @@ from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
 from qmq.rpc.channel import answering
 from qmq.rpc.guard import RpcGuard
-from qmq.rpc.listener import RpcBounds, RpcDoor
+from qmq.rpc.listener import RpcBounds, RpcListener
 from qmq.rpc.network import NETWORK, Network, RpcPort, only_uid
 from qmq.rpc.server import NameCheck, rpc_server
 from qmq.rpc.server_name import NameSource, any_server
@@ -228,7 +228,7 @@ async def serve_control(
     """Serve the control port of the replica with the name `own`. `also` may add services. Raises OSError if the port is taken."""
     guard = RpcGuard(access, local_uid=lambda: only_uid(host, served.port)) if isinstance(access, AccessControl) else None
     bounds = bounds or RpcBounds(control_connections_max(limit(), network.rpc_descriptors(host)), CALLS_MAX)
-    door = RpcDoor(bounds) if guard is None else RpcDoor(bounds, guard.refused, guard.peers)
+    door = RpcListener(bounds) if guard is None else RpcListener(bounds, guard.refused, guard.peers)
     server = rpc_server(door, (NameCheck(own), *(() if guard is None else (guard,))))
     admin, lanes = BrokerAdmin(broker, broker_group), LaneAdmin(broker, broker_group)
     service = ControlService(admin, lanes, standing, broker_group, time=time, wall=wall, process=process)

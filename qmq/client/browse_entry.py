@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from qmq.client.connection.pool import Links
+from qmq.client.connection.pool import ConnectionPool
 from qmq.client.producing import delayed
 from qmq.client.producing.batch import key_bytes, texts
 from qmq.errors import InvalidArgument, NotConnected, PeerError, Unavailable, UnknownSubject
@@ -25,7 +25,7 @@ log = logging.getLogger("qmq.client")
 class BrowsingClient:
     """The part of `qmq.Client` that reads stored messages without a group."""
 
-    _links: Links
+    _links: ConnectionPool
 
     @property
     def metadata(self) -> MetadataClient:

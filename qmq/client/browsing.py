@@ -17,8 +17,8 @@ from typing import Final
 
 from qmq import limits
 from qmq.client.connection.connection import ClientTiming, pause_s
-from qmq.client.connection.pool import Links
-from qmq.client.consuming.message import CONTENT, Decoded, StoredMessage
+from qmq.client.connection.pool import ConnectionPool
+from qmq.client.consuming.message import CONTENT, DecodedBatch, StoredMessage
 from qmq.client.consuming.session import ANSWER_S
 from qmq.errors import LogDamaged, NotConnected, NotMaster, Unavailable
 from qmq.wire import frame_payloads as wire
@@ -33,7 +33,7 @@ class BrowsedMessage(StoredMessage):
 
     __slots__ = (*CONTENT, "broker_group", "partition", "subject")
 
-    def __init__(self, batch: Decoded, index: int, queue: BrowsedQueue) -> None:
+    def __init__(self, batch: DecodedBatch, index: int, queue: BrowsedQueue) -> None:
         self.body, self.attempt, self.is_settled = batch.bodies[index], 1, False
         self._batch, self._index = batch, index
         self.subject, self.broker_group, self.partition = queue.subject, queue.broker_group, queue.partition
@@ -100,7 +100,7 @@ log = logging.getLogger("qmq.client")
 PAGE_BYTES: Final = limits.MIB
 FOLLOW_S: Final = 0.5
 
-Page = tuple[wire.Fetched, deque[Decoded]]
+Page = tuple[wire.Fetched, deque[DecodedBatch]]
 
 
 class QueueReader:
@@ -109,7 +109,13 @@ class QueueReader:
     """
 
     def __init__(
-        self, links: Links, queue: BrowsedQueue, selection: BrowseSelection, *, follow: bool, progress: Callable[[], None] | None = None
+        self,
+        links: ConnectionPool,
+        queue: BrowsedQueue,
+        selection: BrowseSelection,
+        *,
+        follow: bool,
+        progress: Callable[[], None] | None = None,
     ) -> None:
         self.messages: deque[BrowsedMessage] = deque()
         self.queue = queue
@@ -121,7 +127,7 @@ class QueueReader:
         self._ask_again_s = -math.inf
         self._ahead: asyncio.Task[Page] | None = None
         self._fetched: wire.Fetched | None = None
-        self._batches: deque[Decoded] = deque()
+        self._batches: deque[DecodedBatch] = deque()
         """The batches of the page that are not decoded yet."""
         self.looked = 0
         self.looked_ms = 0
@@ -178,7 +184,7 @@ class QueueReader:
             size += self._take(batch)
             batch.decoded = None  # each message has its own body
 
-    def _take(self, batch: Decoded) -> int:
+    def _take(self, batch: DecodedBatch) -> int:
         """Add the messages of a batch. Returns the bytes of their bodies."""
         if batch.view.header.is_directed is not self._selection.is_directed:
             return 0  # an older broker does not know how to leave out the others
@@ -229,7 +235,7 @@ class ReadPatience:
         self._tries += 1
 
 
-async def ask_master(links: Links, queue: BrowsedQueue, kind: FrameKind, request: bytes) -> memoryview:
+async def ask_master(links: ConnectionPool, queue: BrowsedQueue, kind: FrameKind, request: bytes) -> memoryview:
     """Ask the current master of a queue, and wait while it cannot be reached. Raises NotConnected."""
     patience = ReadPatience(links.timing)
     while True:
@@ -247,7 +253,7 @@ async def ask_master(links: Links, queue: BrowsedQueue, kind: FrameKind, request
         await patience.rest()
 
 
-async def end_of(links: Links, queue: BrowsedQueue) -> int:
+async def end_of(links: ConnectionPool, queue: BrowsedQueue) -> int:
     """The end of a queue, after everything sent to its broker group before this call is committed. Raises NotConnected, AccessDenied.
 
     FIND waits for that, for any producer id.
@@ -264,15 +270,15 @@ def _forget(task: asyncio.Task[Page]) -> None:
 
 def _unpack(payload: memoryview) -> Page:
     fetched, at = wire.unpack_fetched(payload)
-    batches: deque[Decoded] = deque()
+    batches: deque[DecodedBatch] = deque()
     for _ in range(fetched.batches):
         view = BatchView.parse(payload, at)
         at += view.envelope.total_bytes
-        batches.append(Decoded(view))
+        batches.append(DecodedBatch(view))
     return fetched, batches
 
 
-def _may_hold(batch: Decoded, content: bytes) -> bool:
+def _may_hold(batch: DecodedBatch, content: bytes) -> bool:
     """Whether a body of the batch may hold the content: without taking the bodies apart, unless they are compressed."""
     if not batch.view.header.compression:
         return content in batch.view.region
@@ -298,7 +304,7 @@ class BrowseProgress:
 
 
 async def browse(
-    links: Links,
+    links: ConnectionPool,
     list_queues: ListQueues,
     selection: BrowseSelection,
     *,
@@ -344,7 +350,7 @@ def _stored_first(reader: QueueReader) -> tuple[int, tuple[str, int]]:
 
 
 def _readers(
-    links: Links,
+    links: ConnectionPool,
     queues: Sequence[BrowsedQueue],
     selection: BrowseSelection,
     *,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from qmq.client.browse_entry import BrowsingClient
 from qmq.client.connection.connection import TIMING, ClientTiming
-from qmq.client.connection.pool import Links
+from qmq.client.connection.pool import ConnectionPool
 from qmq.client.consuming.consumer import Consumer, process_name
 from qmq.client.consuming.ordered.consumer import OrderedConsumer
 from qmq.client.consuming.settlements import StateDir, store_of
@@ -16,7 +16,7 @@ from qmq.client.dead_letters import DeadLetters
 from qmq.client.intercepted import InterceptedConsumer, InterceptedOrderedConsumer
 from qmq.client.interceptors import Chain, Interceptor, chosen
 from qmq.client.listening.listeners import ForThreads, ListenerApi, no_client
-from qmq.client.metadata.cache import Locator, Placement, is_delayed, subject_of
+from qmq.client.metadata.cache import MetadataCache, Placement, is_delayed, subject_of
 from qmq.client.metrics import collector_of, serve
 from qmq.client.outbox_entry import OutboxClient
 from qmq.client.producing.client import now_by
@@ -76,8 +76,8 @@ class Client(OutboxClient, ListenerApi, BrowsingClient):
         self._delayed: Delayed | None = None
         chain = Chain(interceptors)
         now_ns = now_by(clock)
-        links = Links(
-            Locator(self._locate, lambda: self.metadata.watch(), lambda: self.metadata.turn(), look=self._look, timing=timing),
+        links = ConnectionPool(
+            MetadataCache(self._locate, lambda: self.metadata.watch(), lambda: self.metadata.turn(), look=self._look, timing=timing),
             self.name,
             now_ns=now_ns,
             network=network,

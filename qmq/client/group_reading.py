@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 from qmq import limits
 from qmq.client.any_message import AnyMessage, joined_unordered
 from qmq.client.client import Client
-from qmq.client.consuming.message import Decoded, StoredMessage
+from qmq.client.consuming.message import DecodedBatch, StoredMessage
 from qmq.client.consuming.ordered.consumer import OrderedConsumer
 
 AHEAD: Final = 512
@@ -62,9 +62,9 @@ class DecompressedBatch:
     """The batch that a reading handed out last. It alone stays decompressed: each message has its own body."""
 
     def __init__(self) -> None:
-        self._batch: Decoded | None = None
+        self._batch: DecodedBatch | None = None
 
-    def handed_out(self, batch: Decoded | None) -> None:
+    def handed_out(self, batch: DecodedBatch | None) -> None:
         """Forget what another batch was decompressed to."""
         if self._batch is not None and self._batch is not batch:
             self._batch.decoded = None

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 from qmq.client.any_message import AnyMessage, fail
-from qmq.client.connection.pool import Links
+from qmq.client.connection.pool import ConnectionPool
 from qmq.client.consuming.consumer import Consumer
 from qmq.client.consuming.message import Message
 from qmq.client.consuming.ordered.consumer import CONCURRENCY, Handler, OrderedConsumer
@@ -168,7 +168,7 @@ def _sending(chain: Chain, told: Outgoing) -> Iterator[None]:
         raise
 
 
-def _follow(chain: Chain, links: Links, told: Outgoing, ticket: Ticket, place: int) -> Ticket:
+def _follow(chain: Chain, links: ConnectionPool, told: Outgoing, ticket: Ticket, place: int) -> Ticket:
     def decided() -> None:
         outcome = ticket.decided
         if isinstance(outcome, BatchReceipt):
@@ -182,7 +182,7 @@ def _follow(chain: Chain, links: Links, told: Outgoing, ticket: Ticket, place: i
     return ticket
 
 
-def _follow_many(chain: Chain, links: Links, told: Outgoing, tickets: Tickets) -> Tickets:
+def _follow_many(chain: Chain, links: ConnectionPool, told: Outgoing, tickets: Tickets) -> Tickets:
     """Calls `sent` or `failed` once, when the last ticket is decided."""
     waiting = len(tickets.tickets)
 
@@ -200,7 +200,7 @@ def _follow_many(chain: Chain, links: Links, told: Outgoing, tickets: Tickets) -
     return tickets
 
 
-def _tell(chain: Chain, links: Links, told: Outgoing, tickets: Tickets) -> None:
+def _tell(chain: Chain, links: ConnectionPool, told: Outgoing, tickets: Tickets) -> None:
     outcomes = [ticket.decided for ticket in tickets.tickets]
     failure = next((each for each in outcomes if isinstance(each, QmqError)), None)
     if failure is not None:

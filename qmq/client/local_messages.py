@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from qmq import limits
-from qmq.client.consuming.message import Decoded, Message, Messages, Slice
+from qmq.client.consuming.message import BatchSlice, DecodedBatch, Message, Messages
 from qmq.client.producing.batch import OpenBatch, body_bytes
 from qmq.client.producing.receipts import BatchReceipt, Receipts
 from qmq.model import check_name
@@ -47,7 +47,7 @@ def local_batch(subject: str, contents: Iterable[LocalMessage], *, attempt: int 
     producer_id, number = secrets.randbits(62), secrets.randbits(31)
     sent, region = batch.encode(subject.encode(), columns, producer_id=producer_id, batch_sequence=number, create_time_ms=created_ms)
     view = batch.BatchView(batch.Envelope(batch.Kind.DATA, *batch.sent_sizes(sent), 0, 0, 0, created_ms, 0), region)
-    messages = Messages([Slice(Decoded(view), 0, view.count, attempt, 0, _NoSettler(subject))])
+    messages = Messages([BatchSlice(DecodedBatch(view), 0, view.count, attempt, 0, _NoSettler(subject))])
     return LocalBatch(messages, Receipts([BatchReceipt(subject, 0, 0, view.count, producer_id, number, created_ms, "")]))
 
 
@@ -57,9 +57,9 @@ def chosen(messages: Messages, wants: Callable[[Message], bool]) -> Messages:
     return Messages([each for each in ones if wants(each.message(0))])
 
 
-def _ones(part: Slice) -> Iterator[Slice]:
+def _ones(part: BatchSlice) -> Iterator[BatchSlice]:
     for index in range(part.count):
-        yield Slice(part.batch, part.offset + index, 1, part.attempt, part.pull + index, part.settler)
+        yield BatchSlice(part.batch, part.offset + index, 1, part.attempt, part.pull + index, part.settler)
 
 
 class _NoSettler:
@@ -74,6 +74,6 @@ class _NoSettler:
 
     def settle(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None: ...
 
-    def nack(self, part: Slice, delay: timedelta | None, error: str = "") -> None: ...
+    def nack(self, part: BatchSlice, delay: timedelta | None, error: str = "") -> None: ...
 
     async def settle_now(self, first: int, last: int, verdict: int) -> None: ...

@@ -46,7 +46,7 @@ from qmq.wire.batch import BatchView, Envelope
 from qmq.wire.batch_columns import BatchFlag, Layout, RegionHeader
 
 if TYPE_CHECKING:
-    from qmq.client.connection.pool import Links
+    from qmq.client.connection.pool import ConnectionPool
     from qmq.delay.schedule import Schedule
 
 _ORDERED: Final = int(BatchFlag.ORDERED)
@@ -197,7 +197,7 @@ class DelayWork:
         settings: DelaySettings,
         config: DelayConfig,
         clock: Clock,
-        links: Callable[[], Links],
+        links: Callable[[], ConnectionPool],
         fatal: Callable[[BaseException], None],
     ) -> None:
         self.engine: Engine | None = None
@@ -208,7 +208,7 @@ class DelayWork:
         self._clock = clock
         self._make_links = links
         self._fatal = fatal
-        self._links: Links | None = None
+        self._links: ConnectionPool | None = None
         self._broker: ServingBroker | None = None
         self._new_producer_id = ProducerIds()
         self._ending: set[asyncio.Task[None]] = set()
@@ -269,6 +269,6 @@ def schedule_of(store: Store) -> Schedule:
     return schedule  # type: ignore[no-any-return]
 
 
-async def _end(engine: Engine, links: Links) -> None:
+async def _end(engine: Engine, links: ConnectionPool) -> None:
     await engine.stop()
     await links.close()

@@ -12,7 +12,7 @@ client's producers.
 
 | sender | above the window | window | batches on their way | order | a batch refused for good |
 |---|---|---|---|---|---|
-| producer | `Balancer`, `BatchPool` | `PipeWindow` | 32 | none: a refused batch waits alone | fails |
+| producer | `Balancer`, `BatchPool` | `SenderWindow` | 32 | none: a refused batch waits alone | fails |
 | ordered producer | `Partitioner` | `Stream` | 32 | numbers without gaps | fails; later ones get new numbers in a new session |
 | delay server | `Balancer` or `Partitioner` | `DueWindow` | 8 | without gaps, if ordered | void: its messages are planned again |
 | Spark sink | `BalancedRows` or `PartitionedRows` | `PacketWindow` | 8 | without gaps, if ordered | the task fails |

@@ -26,7 +26,7 @@ from qmq.process.event_loop import Clock, SystemClock
 from qmq.proto.rocketmq import service_pb2_grpc
 from qmq.rpc.bodies import RequestBodies, late_stream, late_unary
 from qmq.rpc.channel import abort
-from qmq.rpc.listener import RpcBounds, RpcDoor
+from qmq.rpc.listener import RpcBounds, RpcListener
 from qmq.rpc.network import NETWORK, Network, RpcPort
 from qmq.rpc.server import add_unregistered, rpc_server
 from qmq.rpc.tls_network import TlsNetwork
@@ -122,7 +122,7 @@ class GatewayServer:
         """Serve. Raises OSError if the port is taken."""
         bounds = BOUNDS.fitting(self._network.rpc_descriptors(self._config.host))
         shares_port, takes_plaintext = self._config.shares_port, self._config.takes_plaintext
-        door = RpcDoor(bounds, self._refused, self._peers, shares_port=shares_port, takes_plaintext=takes_plaintext)
+        door = RpcListener(bounds, self._refused, self._peers, shares_port=shares_port, takes_plaintext=takes_plaintext)
         server = rpc_server(door, (_SignatureFirst(self._is_signed, self._peers),))
         add_unregistered(service_pb2_grpc.add_MessagingServiceServicer_to_server, self._service, server)
         self._served = await self._network.serve(server, self._config.host, self._config.port, door)

@@ -31,8 +31,8 @@ from qmq.log.actions import (
     SettleAction,
     ShareAction,
 )
-from qmq.log.group_state import Share, ShareEvent
-from qmq.log.lane_state import LaneShare
+from qmq.log.group_state import GroupState, ShareEvent
+from qmq.log.lane_state import GroupLaneState
 from qmq.log.queue import Queue
 
 
@@ -41,23 +41,23 @@ def _whole(queue: Queue, _group: str) -> Queue:
 
 
 CHANGES: Final[dict[type[Any], tuple[Callable[[Queue, str], Any], Callable[..., Any]]]] = {
-    Begin: (Queue.share, Share.begin),
-    Join: (Queue.share, Share.join),
-    Return: (Queue.share, Share.take_back),
-    PullAction: (Queue.share, Share.pull),
-    SettleAction: (Queue.share, Share.settle),
-    Leave: (Queue.share, Share.leave),
-    Reset: (Queue.share, Share.reset),
-    DeadLettered: (Queue.share, Share.dead_lettered),
-    LaneBegin: (Queue.lane_share, LaneShare.begin),
-    LaneGrant: (Queue.lane_share, LaneShare.grant),
-    LaneRelease: (Queue.lane_share, LaneShare.release),
-    LaneDone: (Queue.lane_share, LaneShare.done),
-    LaneFail: (Queue.lane_share, LaneShare.fail),
-    LanePark: (Queue.lane_share, LaneShare.park),
-    LaneUnpark: (Queue.lane_share, LaneShare.unpark),
-    LaneReset: (Queue.lane_share, LaneShare.reset),
-    LaneInherit: (Queue.lane_share, LaneShare.inherit),
+    Begin: (Queue.share, GroupState.begin),
+    Join: (Queue.share, GroupState.join),
+    Return: (Queue.share, GroupState.take_back),
+    PullAction: (Queue.share, GroupState.pull),
+    SettleAction: (Queue.share, GroupState.settle),
+    Leave: (Queue.share, GroupState.leave),
+    Reset: (Queue.share, GroupState.reset),
+    DeadLettered: (Queue.share, GroupState.dead_lettered),
+    LaneBegin: (Queue.lane_share, GroupLaneState.begin),
+    LaneGrant: (Queue.lane_share, GroupLaneState.grant),
+    LaneRelease: (Queue.lane_share, GroupLaneState.release),
+    LaneDone: (Queue.lane_share, GroupLaneState.done),
+    LaneFail: (Queue.lane_share, GroupLaneState.fail),
+    LanePark: (Queue.lane_share, GroupLaneState.park),
+    LaneUnpark: (Queue.lane_share, GroupLaneState.unpark),
+    LaneReset: (Queue.lane_share, GroupLaneState.reset),
+    LaneInherit: (Queue.lane_share, GroupLaneState.inherit),
     Forget: (_whole, Queue.forget),
     DropQueue: (_whole, Queue.forget_all),
 }
@@ -70,6 +70,6 @@ def apply(queue: Queue, action: ShareAction | LaneAction) -> Any:
     return change(part(queue, action.group), action)
 
 
-def apply_to(state: Share | LaneShare, action: ShareAction | LaneAction, *events: list[ShareEvent]) -> Any:
+def apply_to(state: GroupState | GroupLaneState, action: ShareAction | LaneAction, *events: list[ShareEvent]) -> Any:
     """As `apply`, on a share or a group's lanes that are kept without their queue. A share adds its events to the list."""
     return CHANGES[type(action)][1](state, action, *events)

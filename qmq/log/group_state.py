@@ -154,7 +154,7 @@ class Settled(NamedTuple):
     stale: int
 
 
-class Share:
+class GroupState:
     """One group's consumption of one queue."""
 
     __slots__ = ("born_ms", "deaths", "dying", "expired", "holders", "next_sequence", "pulls", "requeued")
@@ -386,7 +386,7 @@ class Share:
         ]
 
     @classmethod
-    def from_state(cls, state: list[Any]) -> Share:
+    def from_state(cls, state: list[Any]) -> GroupState:
         """The inverse of `to_state`."""
         share = cls(state[0])
         share.pulls, share.expired = state[1], state[2]

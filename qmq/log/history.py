@@ -31,8 +31,8 @@ from qmq.log.actions import (
     ShareAction,
 )
 from qmq.log.changes import apply_to
-from qmq.log.group_state import Share, ShareEvent, ShareEventKind, ShareHolder
-from qmq.log.lane_state import LaneHolder, LaneShare
+from qmq.log.group_state import GroupState, ShareEvent, ShareEventKind, ShareHolder
+from qmq.log.lane_state import GroupLaneState, LaneHolder
 
 
 class MessagePlace(StrEnum):
@@ -71,7 +71,7 @@ class MessageStanding(NamedTuple):
     due_ms: int = 0
 
 
-def standing(share: Share, sequence: int) -> MessageStanding:
+def standing(share: GroupState, sequence: int) -> MessageStanding:
     """The state of a message in a share."""
     for name, holder in share.holders.items():
         for item in holder.held:
@@ -86,12 +86,12 @@ def standing(share: Share, sequence: int) -> MessageStanding:
     return MessageStanding(MessagePlace.NEW if sequence >= share.next_sequence else MessagePlace.DONE)
 
 
-class _OneMessageShare(Share):
+class _OneMessageShare(GroupState):
     """A share that drops every range without the message."""
 
     __slots__ = ("_sequence",)
 
-    def __init__(self, sequence: int, whole: Share) -> None:
+    def __init__(self, sequence: int, whole: GroupState) -> None:
         super().__init__(whole.next_sequence)
         self._sequence = sequence
         self.pulls, self.deaths = whole.pulls, whole.deaths
@@ -118,16 +118,16 @@ class _OneMessageShare(Share):
             self.requeued.clear()
 
 
-class Trail:
+class MessageEvents:
     """One message and one group."""
 
     __slots__ = ("_share", "group", "last", "sequence")
 
-    def __init__(self, group: str, sequence: int, share: Share | None = None) -> None:
+    def __init__(self, group: str, sequence: int, share: GroupState | None = None) -> None:
         self.group = group
         self.sequence = sequence
         self.last: TrailEvent | None = None
-        self._share = _OneMessageShare(sequence, share or Share())
+        self._share = _OneMessageShare(sequence, share or GroupState())
         for dead in self._share.dying:
             self.last = TrailEvent(dead.died_ms, group, "dead", dead.consumer, dead.attempt, 0, dead.error)
 
@@ -141,7 +141,7 @@ class Trail:
         if isinstance(action, DeadLettered):
             return []
         if isinstance(action, Forget):
-            self._share = _OneMessageShare(self.sequence, Share())
+            self._share = _OneMessageShare(self.sequence, GroupState())
             self.last = TrailEvent(time_ms, self.group, "forget")
             return [self.last]
         events: list[ShareEvent] = []
@@ -163,9 +163,9 @@ class Trail:
         return [self.group, self._share.to_state(), tuple(self.last) if self.last is not None else None]
 
     @classmethod
-    def from_state(cls, sequence: int, state: list[Any]) -> Trail:
+    def from_state(cls, sequence: int, state: list[Any]) -> MessageEvents:
         """The inverse of `to_state`."""
-        trail = cls(state[0], sequence, Share.from_state(state[1]))
+        trail = cls(state[0], sequence, GroupState.from_state(state[1]))
         trail.last = TrailEvent(*state[2]) if state[2] is not None else None
         return trail
 
@@ -173,16 +173,16 @@ class Trail:
 _KINDS = {LaneBegin: "skip", LaneDone: "done", LanePark: "park", LaneReset: "reset"}
 
 
-class LaneTrail:
+class LaneMessageEvents:
     """One message in one logical partition, for one group."""
 
     __slots__ = ("group", "last", "lp", "sequence", "share")
 
-    def __init__(self, group: str, sequence: int, lp: int, share: LaneShare | None = None) -> None:
+    def __init__(self, group: str, sequence: int, lp: int, share: GroupLaneState | None = None) -> None:
         self.group = group
         self.sequence = sequence
         self.lp = lp
-        self.share = share or LaneShare()
+        self.share = share or GroupLaneState()
         self.last: TrailEvent | None = None
 
     def apply(self, action: LaneAction, time_ms: int) -> list[TrailEvent]:
@@ -217,14 +217,14 @@ class LaneTrail:
         return [self.group, self.lp, self.share.to_state(), tuple(self.last) if self.last is not None else None]
 
     @classmethod
-    def from_state(cls, sequence: int, state: list[Any]) -> LaneTrail:
+    def from_state(cls, sequence: int, state: list[Any]) -> LaneMessageEvents:
         """The inverse of `to_state`."""
-        trail = cls(state[0], sequence, state[1], LaneShare.from_state(state[2]))
+        trail = cls(state[0], sequence, state[1], GroupLaneState.from_state(state[2]))
         trail.last = TrailEvent(*state[3]) if state[3] is not None else None
         return trail
 
 
-def where(share: LaneShare, sequence: int, lp: int) -> MessagePlace:
+def where(share: GroupLaneState, sequence: int, lp: int) -> MessagePlace:
     """The message's state; `WAITING` means parked with its key."""
     if any(sequence in parked.sequences for parked in share.parked.values()):
         return MessagePlace.WAITING
@@ -235,6 +235,6 @@ def where(share: LaneShare, sequence: int, lp: int) -> MessagePlace:
     return MessagePlace.NEW
 
 
-def holder_of(share: LaneShare, lp: int) -> LaneHolder | None:
+def holder_of(share: GroupLaneState, lp: int) -> LaneHolder | None:
     """The consumer that reads the message's lane."""
     return next((each for each in share.holders if each.lps.first <= lp < each.lps.end), None)

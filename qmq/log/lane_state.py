@@ -167,7 +167,7 @@ class ParkedKey:
         return len(key) + _KEY_BYTES + _MESSAGE_BYTES * len(self.sequences)
 
 
-class LaneShare:
+class GroupLaneState:
     """One group's progress and lanes on one partition."""
 
     __slots__ = ("expired", "failures", "holders", "next_token", "parked", "parked_bytes", "progress")
@@ -373,7 +373,7 @@ class LaneShare:
         ]
 
     @classmethod
-    def from_state(cls, state: list[Any]) -> LaneShare:
+    def from_state(cls, state: list[Any]) -> GroupLaneState:
         """The inverse of `to_state`."""
         share = cls()
         progress, holders, share.next_token, failures, parked, share.expired = state

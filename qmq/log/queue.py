@@ -11,8 +11,8 @@ from qmq_ordering.routes import LpRange
 from qmq.log.actions import DropQueue, Forget
 from qmq.log.consume_log import ConsumeLog, IndexEntry
 from qmq.log.disk import Disk
-from qmq.log.group_state import Share
-from qmq.log.lane_state import LaneShare
+from qmq.log.group_state import GroupState
+from qmq.log.lane_state import GroupLaneState
 from qmq.log.producers import Producers, birth_ms
 from qmq.model import QueueId
 from qmq.rpc.channel import LOOK_INSIDE
@@ -23,7 +23,7 @@ from qmq.wire.frame_payloads import Produced
 _AGAIN: Final = int(BatchFlag.AGAIN)
 """A plain number, because every batch is tested for this flag, and an enum's `&` creates a new member."""
 _LANES: Final = 1
-"""Marks the state of a `LaneShare`."""
+"""Marks the state of a `GroupLaneState`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,8 @@ class Queue:
         """True if the queue is a partition of an ordered subject. Partitions are numbered from 1."""
         self.index = ConsumeLog(disk, folder, queue_id)
         self.producers = Producers()
-        self.shares: dict[str, Share] = {}
-        self.lanes: dict[str, LaneShare] = {}
+        self.shares: dict[str, GroupState] = {}
+        self.lanes: dict[str, GroupLaneState] = {}
         self.sealed: Sealed | None = None
         self.start_sequence = 0
         self.next_sequence = 0
@@ -171,15 +171,15 @@ class Queue:
         """Load one of `share_states` or `lane_states`."""
         _, _, group, share, *kind = state
         if kind:
-            self.lanes[group] = LaneShare.from_state(share)
+            self.lanes[group] = GroupLaneState.from_state(share)
         else:
-            self.shares[group] = Share.from_state(share)
+            self.shares[group] = GroupState.from_state(share)
 
-    def share(self, group: str) -> Share:
+    def share(self, group: str) -> GroupState:
         """The group's share. It is created if absent."""
         share = self.shares.get(group)
         if share is None:
-            share = self.shares[group] = Share()
+            share = self.shares[group] = GroupState()
         return share
 
     def forget(self, action: Forget) -> None:
@@ -192,14 +192,14 @@ class Queue:
         self.shares.clear()
         self.lanes.clear()
 
-    def lane_share(self, group: str) -> LaneShare:
+    def lane_share(self, group: str) -> GroupLaneState:
         """The group's lanes. They are created if absent."""
         share = self.lanes.get(group)
         if share is None:
-            share = self.lanes[group] = LaneShare()
+            share = self.lanes[group] = GroupLaneState()
         return share
 
-    def is_finished(self, share: LaneShare | None, lps: LpRange) -> bool:
+    def is_finished(self, share: GroupLaneState | None, lps: LpRange) -> bool:
         """True if the partition is closed, and all of the range, including the command message, is done by the group or deleted by
         retention.
 

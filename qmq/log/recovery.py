@@ -33,8 +33,8 @@ from qmq.log.checkpoint import Checkpoint, QueueState
 from qmq.log.consume_log import ENTRY, ConsumeLog, IndexEntry
 from qmq.log.disk import Disk
 from qmq.log.envelopes import Entry, damaged, head_at, is_torn, judge, walk_waiting
-from qmq.log.group_state import Share
-from qmq.log.lane_state import LaneShare
+from qmq.log.group_state import GroupState
+from qmq.log.lane_state import GroupLaneState
 from qmq.log.log_config import Flush, LogConfig
 from qmq.log.projection import Projection
 from qmq.log.queue import Queue
@@ -226,8 +226,8 @@ def _restore_queue(store: Store, queue: Queue, state: QueueState) -> None:
     queue.index = ConsumeLog(store.disk, store.consume_folder, queue.id, state.first_entry, state.persisted)
     for fields in ENTRY.iter_unpack(state.tail):
         queue.index.append(IndexEntry._make(fields))
-    queue.shares = {group: Share.from_state(share) for group, share in state.shares.items()}
-    queue.lanes = {group: LaneShare.from_state(share) for group, share in state.lanes.items()}
+    queue.shares = {group: GroupState.from_state(share) for group, share in state.shares.items()}
+    queue.lanes = {group: GroupLaneState.from_state(share) for group, share in state.lanes.items()}
 
 
 # --- replay ------------------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from qmq.process.event_loop import Clock, SystemClock
 from qmq.proto.v1 import access_pb2_grpc, meta_pb2_grpc
 from qmq.proto.v1 import control_pb2 as control
 from qmq.rpc.guard import RpcGuard
-from qmq.rpc.listener import RpcBounds, RpcDoor
+from qmq.rpc.listener import RpcBounds, RpcListener
 from qmq.rpc.network import NETWORK, Network, RpcPort, only_uid
 from qmq.rpc.server import NameCheck, rpc_server
 from qmq.rpc.server_name import ServerName
@@ -146,7 +146,7 @@ class MetaServer:
     async def start(self) -> None:
         """Serve clients. Raises OSError if the port is taken."""
         bounds = self._config.bounds.fitting(self._network.rpc_descriptors(self._config.host))
-        door = RpcDoor(bounds, self._guard.refused, self._guard.peers)
+        door = RpcListener(bounds, self._guard.refused, self._guard.peers)
         server = rpc_server(door, (self.calls, NameCheck(lambda: ServerName(self._view.cluster)), self._guard))
         meta_pb2_grpc.add_MetaServicer_to_server(self._service, server)
         access_pb2_grpc.add_AccessServicer_to_server(self._administration, server)

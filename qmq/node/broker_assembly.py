@@ -45,8 +45,8 @@ from qmq.broker.lanes.ordered_writes import NoRouting, Routing
 from qmq.broker.maintenance import TICK_S, Maintenance, stop_process
 from qmq.broker.parts import Alone, BrokerParts, GroupRules, KindParts, NoGroupRules
 from qmq.broker.replica_time import ReplicaTime
-from qmq.client.connection.pool import Links
-from qmq.client.metadata.cache import Locator, Ordering, Placement, Pushed, routes_of
+from qmq.client.connection.pool import ConnectionPool
+from qmq.client.metadata.cache import MetadataCache, Ordering, Placement, Pushed, routes_of
 from qmq.errors import CallerError, NotConnected, Overloaded, QmqError, Unavailable
 from qmq.meta.catalog import ClusterCatalog
 from qmq.meta.watchers import Watchers
@@ -265,9 +265,9 @@ class ViewLocator:
             except Overloaded:  # too many changes at a time to keep their names
                 yield Pushed(is_gap=True)
 
-    def links(self, client: str) -> Links:
+    def links(self, client: str) -> ConnectionPool:
         """Make connections to brokers that this locator finds. The caller closes them."""
-        return Links(Locator(self.locate, self.watch), client, network=self._network)
+        return ConnectionPool(MetadataCache(self.locate, self.watch), client, network=self._network)
 
     def close(self) -> None:
         self._watchers.close()

@@ -42,7 +42,7 @@ from qmq.security.access import OpenAccess
 if TYPE_CHECKING:
     from qmq_coordination.coordination_store import CoordinationStore
 
-    from qmq.client.connection.pool import Links
+    from qmq.client.connection.pool import ConnectionPool
 
 
 def delay_log() -> LogConfig:
@@ -87,7 +87,7 @@ class DelayKind:
     def broker_parts(self, access: OpenAccess) -> KindParts:
         return self._work.parts(access)
 
-    def _links(self) -> Links:
+    def _links(self) -> ConnectionPool:
         return self._locator.links(f"qmq-delay/{self._context.config.replica}")
 
     def own_parts(self, replica: ReplicaBroker) -> DelayParts:

@@ -43,7 +43,7 @@ from qmq.rpc.network import NETWORK, Network
 from qmq.security.access import OpenAccess
 
 if TYPE_CHECKING:
-    from qmq.client.connection.pool import Links
+    from qmq.client.connection.pool import ConnectionPool
     from qmq.metrics.figures import FigureSource
 
 
@@ -88,7 +88,7 @@ class DelayPart:
         identity = DelayIdentity(broker.name, broker.name, settings.bucket_ms)
         self._service = DelayService(identity, lambda: self.work.admin if self.broker.is_serving else None, files)
 
-    def _links(self) -> Links:
+    def _links(self) -> ConnectionPool:
         return self._locator.links("qmq-delay/dev")
 
     async def start(self, host: str, data_port: int, control_port: int, *, advertise: str = "") -> None:

@@ -4,7 +4,7 @@
 messages. Nodes have these settings, too; a library must not change them. Production passes the system's clock, tests and the simulator pass
 others.
 
-In one round of the event loop in a client (`LoopRound`), frames arrive, the tasks that waited for them continue, and their requests are
+In one round of the event loop in a client (`EventLoopTick`), frames arrive, the tasks that waited for them continue, and their requests are
 sent.
 
     frames of one connection ─▶ answers are noted ─▶ waiting tasks run ─▶ open batches are closed ─▶ frames are written
@@ -16,7 +16,7 @@ callback, by a task or a timer, take effect in the next round, as with `call_soo
 
 Tasks run after everything else that concerns the answers, so that they find every part of the client in a consistent state.
 
-A client belongs to one event loop: the first in which it sends or receives (`LoopRound.own_loop`). Its connections, timers and waiting
+A client belongs to one event loop: the first in which it sends or receives (`EventLoopTick.own_loop`). Its connections, timers and waiting
 tasks are that loop's, so that in another one nothing would wake who waits. Calls to metaservers work in any loop.
 """
 
@@ -143,7 +143,7 @@ class SystemClock:
         return time.monotonic_ns() // 1_000_000
 
 
-Wakeup = Callable[["WaitingTask"], object]
+Wakeup = Callable[["TickFuture"], object]
 
 
 def not_here(loop: asyncio.AbstractEventLoop) -> CallerError:
@@ -164,11 +164,11 @@ def require_alive(loop: asyncio.AbstractEventLoop) -> None:
         raise not_here(loop)
 
 
-class WaitingTask:
-    """An awaitable for one task; `LoopRound.wake` ends the wait.
+class TickFuture:
+    """An awaitable for one task; `EventLoopTick.wake` ends the wait.
 
     To the task it is a future, by the protocol that asyncio has for classes of others (`asyncio.isfuture`). A future would run the task by
-    `call_soon`, in the next round; a `WaitingTask` runs it at the end of the present round.
+    `call_soon`, in the next round; a `TickFuture` runs it at the end of the present round.
     """
 
     __slots__ = ("_asyncio_future_blocking", "_context", "_is_cancelled", "_loop", "_message", "_wakeup", "is_done")
@@ -185,8 +185,8 @@ class WaitingTask:
         self.is_done = False
         """Whether the task was woken or cancelled."""
 
-    def __await__(self) -> Generator[WaitingTask, None, None]:
-        """Suspend the task until it is woken; at most once. Raises CancelledError; as `LoopRound.own_loop` in another event loop."""
+    def __await__(self) -> Generator[TickFuture, None, None]:
+        """Suspend the task until it is woken; at most once. Raises CancelledError; as `EventLoopTick.own_loop` in another event loop."""
         try:
             yield self
         except RuntimeError:  # by the task, for an awaitable of another event loop
@@ -206,7 +206,7 @@ class WaitingTask:
     # --- for the task ----------------------------------------------------------------------------------------------------
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
-        """For the task: a `WaitingTask` belongs to one event loop."""
+        """For the task: a `TickFuture` belongs to one event loop."""
         return self._loop
 
     def add_done_callback(self, wakeup: Wakeup, *, context: Context) -> None:
@@ -227,11 +227,11 @@ class WaitingTask:
             raise asyncio.CancelledError(*([] if self._message is None else [self._message]))
 
 
-class LoopRound:
+class EventLoopTick:
     """The remaining work of this round, for all producers, consumers and connections of a client."""
 
     def __init__(self) -> None:
-        self._woken: list[WaitingTask] = []
+        self._woken: list[TickFuture] = []
         self._calls: list[Callable[[], object]] = []
         self._streams: list[FrameStream] = []
         self._has_end = False
@@ -264,7 +264,7 @@ class LoopRound:
 
     # --- what is to be done --------------------------------------------------------------------------------------------
 
-    def wake(self, waiter: WaitingTask) -> None:
+    def wake(self, waiter: TickFuture) -> None:
         """Wake a task at the end of the round."""
         if not waiter.is_done:
             waiter.is_done = True
@@ -272,7 +272,7 @@ class LoopRound:
             if not self._has_end:
                 self._expect()
 
-    def wake_all(self, waiters: list[WaitingTask]) -> None:
+    def wake_all(self, waiters: list[TickFuture]) -> None:
         """Wake tasks at the end of the round, in this order."""
         woken = self._woken
         for waiter in waiters:

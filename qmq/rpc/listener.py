@@ -54,7 +54,7 @@ class RpcBounds:
 
 
 @dataclass(frozen=True, slots=True)
-class RpcDoor:
+class RpcListener:
     """The admission of peers to a port. `refused` is called with the address of each peer that TLS does not accept, and the reason. `peers`
     gets the identity behind each accepted TLS connection.
     """

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     import grpc
 
-    from qmq.rpc.listener import RpcDoor
+    from qmq.rpc.listener import RpcListener
     from qmq.security.tls import Credentials
 
 BACKLOG: Final = 1024
@@ -190,7 +190,7 @@ class Network:
 
         return RpcChannel(address, server, token=token)
 
-    async def serve(self, server: grpc.aio.Server, host: str, port: int, door: RpcDoor) -> RpcPort:
+    async def serve(self, server: grpc.aio.Server, host: str, port: int, door: RpcListener) -> RpcPort:
         """Start a gRPC server at a port; port 0 takes a free port. Raises OSError if the port is taken, InvalidArgument."""
         try:
             bound = bind(server, host, port)
@@ -292,7 +292,7 @@ class TokenNetwork(Network):
     def channel(self, address: str, server: NameSource, token: TokenSource = no_token) -> grpc.aio.Channel:
         return self._inner.channel(address, server, lambda: self.token_for(address))
 
-    async def serve(self, server: grpc.aio.Server, host: str, port: int, door: RpcDoor) -> RpcPort:
+    async def serve(self, server: grpc.aio.Server, host: str, port: int, door: RpcListener) -> RpcPort:
         return await self._inner.serve(server, host, port, door)
 
 

@@ -8,10 +8,10 @@ user can enter.
 
 Without TLS (`--insecure`) the same bounds hold for connections.
 
-gRPC knows a relayed peer by the name that the socket's near end is bound to; `RpcDoor.peers` has the peer for each name. A name is removed
+gRPC knows a relayed peer by the name that the socket's near end is bound to; `RpcListener.peers` has the peer for each name. A name is removed
 before its socket is closed, so no other connection can have it. A peer without an entry is anonymous.
 
-A port that also accepts plain text (`RpcDoor.takes_plaintext`) passes such connections on in the same way.
+A port that also accepts plain text (`RpcListener.takes_plaintext`) passes such connections on in the same way.
 
 A connection takes three descriptors: one of the peer, and both ends of the socket.
 
@@ -50,7 +50,7 @@ from qmq.text import joined
 if TYPE_CHECKING:
     import grpc
 
-    from qmq.rpc.listener import RpcDoor
+    from qmq.rpc.listener import RpcListener
 
 log = logging.getLogger("qmq.security")
 
@@ -151,7 +151,7 @@ class RpcRelay(RpcPort):
         server: grpc.aio.Server,
         listening: socket.socket,
         credentials: Credentials | None,
-        door: RpcDoor,
+        door: RpcListener,
         on_look: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(server, listening.getsockname()[1])
@@ -309,7 +309,7 @@ async def relay(
     server: grpc.aio.Server,
     host: str,
     port: int,
-    door: RpcDoor,
+    door: RpcListener,
     credentials: Credentials | None = None,
     on_look: Callable[[], None] = lambda: None,
 ) -> RpcRelay:

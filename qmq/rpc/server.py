@@ -1,4 +1,4 @@
-"""The gRPC server of a control port, with the bounds of its `RpcDoor`, and the refusal of calls that mean another server."""
+"""The gRPC server of a control port, with the bounds of its `RpcListener`, and the refusal of calls that mean another server."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import grpc
 from qmq.errors import QmqError
 from qmq.rpc.bodies import REQUEST_BYTES_MAX, late_stream, late_unary
 from qmq.rpc.channel import MESSAGE_BYTES_MAX, abort
-from qmq.rpc.listener import RpcDoor
+from qmq.rpc.listener import RpcListener
 from qmq.rpc.server_name import METADATA_KEY, NameSource, ServerName
 
 _STREAMS_MAX: Final = 1000
 """The most calls under way on one connection."""
 
 
-def rpc_server(door: RpcDoor, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server:
+def rpc_server(door: RpcListener, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server:
     """A gRPC server that does not listen yet: give it to `Network.serve`, with the same door."""
     bounds = door.bounds
     options = [

@@ -20,7 +20,7 @@ from qmq.security.tokens import Token, token_source
 if TYPE_CHECKING:
     import grpc
 
-    from qmq.rpc.listener import RpcDoor
+    from qmq.rpc.listener import RpcListener
 
 RELAYED_DESCRIPTORS: Final = 3
 """The descriptors of a connection to a gRPC server through a relay (qmq/rpc/relay.py): the peer's, and both ends of a socket."""
@@ -32,7 +32,7 @@ class ServerNetwork(Network):
     def rpc_descriptors(self, host: str) -> int:
         return 1 if is_local(host) else RELAYED_DESCRIPTORS
 
-    async def serve(self, server: grpc.aio.Server, host: str, port: int, door: RpcDoor) -> RpcPort:
+    async def serve(self, server: grpc.aio.Server, host: str, port: int, door: RpcListener) -> RpcPort:
         if is_local(host):
             return await super().serve(server, host, port, door)
         from qmq.rpc.relay import relay
@@ -76,7 +76,7 @@ class TlsNetwork(Network):
         credentials = None if address.startswith(UNIX) else self.credentials
         return RpcChannel(address, server, credentials=credentials, token=token)
 
-    async def serve(self, server: grpc.aio.Server, host: str, port: int, door: RpcDoor) -> RpcPort:
+    async def serve(self, server: grpc.aio.Server, host: str, port: int, door: RpcListener) -> RpcPort:
         if host.startswith(UNIX):
             return await super().serve(server, host, port, door)
         from qmq.rpc.relay import relay

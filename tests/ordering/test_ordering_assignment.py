@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from qmq_ordering.lanes import Assignment, Backlog, Lane, Readable, assign
+from qmq_ordering.lanes import Assignment, Lane, ProducerBase, Readable, assign
 from qmq_ordering.routes import LpRange, PhysicalPartition
 
 NOBODY = Assignment()
@@ -22,7 +22,7 @@ def no_backlog(_number: int, _lps: LpRange) -> float:
     return 0.0
 
 
-def by_number(**backlogs: float) -> Backlog:
+def by_number(**backlogs: float) -> ProducerBase:
     return lambda number, _: backlogs[f"p{number}"]
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from qmq_ordering.hashing import logical_partition
 
 from ordersim.process import Process
-from qmq.client.connection.pool import Links
+from qmq.client.connection.pool import ConnectionPool
 from qmq.client.consuming.ordered.consumer import OrderedConsumer
 from qmq.client.consuming.ordered.message import OrderedMessage
-from qmq.client.metadata.cache import Locator, Pushed
+from qmq.client.metadata.cache import MetadataCache, Pushed
 from qmq.client.metadata.service import MetadataClient
 from qmq.client.producing.ordered.producer import OrderedProducer
 from qmq.client.producing.receipts import Ticket
@@ -68,7 +68,7 @@ class ClientProcess(Process):
 
     def _build(self) -> None:
         self.metadata = SimMetadata(self)
-        self.links = Links(Locator(self.metadata.routes, self.metadata.watch, self.metadata.turn), "simulated")
+        self.links = ConnectionPool(MetadataCache(self.metadata.routes, self.metadata.watch, self.metadata.turn), "simulated")
         self.loop.create_task(self._run())
 
     async def _run(self) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from support import hostile
 
 from qmq.client.browsing import BrowsedMessage, BrowsedQueue
-from qmq.client.consuming.message import Decoded, Message, Slice
+from qmq.client.consuming.message import BatchSlice, DecodedBatch, Message
 from qmq.wire.batch import BatchView, Envelope, encode
 from qmq.wire.batch_columns import Columns
 
@@ -167,14 +167,14 @@ def _batch(
     times_ms: tuple[int, int] = (5, 6),
     message_id: bytes | None = None,
     producer_id: int = 1,
-) -> Decoded:
+) -> DecodedBatch:
     columns = Columns([body], keys=[key], tags=[tags], headers=[found or {}], message_ids=None if message_id is None else [message_id])
     _, region = encode(b"s", columns, producer_id=producer_id, batch_sequence=3, create_time_ms=times_ms[0])
-    return Decoded(BatchView(Envelope(0, len(region), crc32c(region), 7, times_ms[1], 1, 1, 1), region))
+    return DecodedBatch(BatchView(Envelope(0, len(region), crc32c(region), 7, times_ms[1], 1, 1, 1), region))
 
 
 @st.composite
-def _decoded(draw: st.DrawFn, found: st.SearchStrategy[dict[str, bytes]], bodies: st.SearchStrategy[bytes]) -> Decoded:
+def _decoded(draw: st.DrawFn, found: st.SearchStrategy[dict[str, bytes]], bodies: st.SearchStrategy[bytes]) -> DecodedBatch:
     return _batch(
         draw(bodies),
         draw(BYTES),
@@ -186,7 +186,7 @@ def _decoded(draw: st.DrawFn, found: st.SearchStrategy[dict[str, bytes]], bodies
     )
 
 
-def _each_batch(good: Mapping[str, bytes]) -> Iterator[Decoded]:
+def _each_batch(good: Mapping[str, bytes]) -> Iterator[DecodedBatch]:
     """Messages with these headers: each hostile value in each header, as the key, as the body, as a tag and as a header's name."""
     for each in BYTE_EXAMPLES:
         yield _batch(each, found=good)
@@ -226,9 +226,9 @@ def each_received(good: Mapping[str, bytes] = MappingProxyType({})) -> tuple[Mes
     return tuple(map(_as_received, _each_batch(good)))
 
 
-def _as_browsed(batch: Decoded) -> BrowsedMessage:
+def _as_browsed(batch: DecodedBatch) -> BrowsedMessage:
     return BrowsedMessage(batch, 0, BrowsedQueue("s", "g1", 0, 8))
 
 
-def _as_received(batch: Decoded) -> Message:
-    return Slice(batch, 0, 1, 1, 0, Untouched()).message(0)  # type: ignore[arg-type]
+def _as_received(batch: DecodedBatch) -> Message:
+    return BatchSlice(batch, 0, 1, 1, 0, Untouched()).message(0)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from support import eventually
 from tls_support import Papers
 
 from qmq.errors import InvalidArgument
-from qmq.rpc.listener import RpcBounds, RpcDoor
+from qmq.rpc.listener import RpcBounds, RpcListener
 from qmq.rpc.network import NETWORK
 from qmq.rpc.relay import RpcRelay
 from qmq.rpc.server import rpc_server
@@ -42,9 +42,9 @@ async def _never(_: bytes, __: Any) -> bytes:
 
 
 @asynccontextmanager
-async def echoing(papers: Papers) -> AsyncIterator[tuple[RpcRelay, RpcDoor]]:
+async def echoing(papers: Papers) -> AsyncIterator[tuple[RpcRelay, RpcListener]]:
     """A gRPC server behind a relay that sends back what it gets."""
-    door = RpcDoor(RpcBounds(100, 100))
+    door = RpcListener(RpcBounds(100, 100))
     server = rpc_server(door)
     handlers = {"Echo": grpc.unary_unary_rpc_method_handler(_echo), "Never": grpc.unary_unary_rpc_method_handler(_never)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", handlers),))
@@ -116,7 +116,7 @@ def test_a_taken_port_is_an_error_and_not_the_end_of_the_process(tmp_path: Path,
     network = TlsNetwork(Credentials(Papers(tmp_path / "papers").server)) if is_encrypted else NETWORK
 
     async def serve(port: int) -> None:
-        door = RpcDoor(RpcBounds(1, 1))
+        door = RpcListener(RpcBounds(1, 1))
         server = rpc_server(door)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", {}),))
         await network.serve(server, HOST, port, door)
@@ -135,7 +135,7 @@ def test_the_listening_socket_of_a_port_that_could_not_start_is_closed(tmp_path:
     papers = Papers(tmp_path / "papers")
 
     async def fail(port: int) -> None:
-        door = RpcDoor(RpcBounds(1, 1))
+        door = RpcListener(RpcBounds(1, 1))
         await TlsNetwork(Credentials(papers.ca_only)).serve(rpc_server(door), HOST, port, door)
 
     with socket.socket() as free:

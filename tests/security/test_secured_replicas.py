@@ -31,7 +31,7 @@ from qmq.node.replica.node import ReplicaNode
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
 from qmq.rpc.channel import typed_error
-from qmq.rpc.listener import RpcBounds, RpcDoor
+from qmq.rpc.listener import RpcBounds, RpcListener
 from qmq.rpc.network import NETWORK
 from qmq.rpc.server_name import any_server
 from qmq.rpc.tls_network import TlsNetwork
@@ -221,7 +221,7 @@ async def seal(node: ReplicaNode, shown: Tls, token: str) -> None:
 async def test_a_client_s_certificate_is_taken_for_no_server_s(tmp_path: Path, name: str, kind: str, is_server: bool) -> None:
     create_authority(tmp_path)
     network, shown = environment_with(papers(tmp_path, "g1-a", "node", HOST)).network, environment_with(papers(tmp_path, name, kind, HOST))
-    port = await shown.network.serve(grpc.aio.server(), HOST, 0, RpcDoor(RpcBounds(9, 9)))
+    port = await shown.network.serve(grpc.aio.server(), HOST, 0, RpcListener(RpcBounds(9, 9)))
     listener = await shown.network.listen(HOST, 0, quiet)
     async with network.channel(f"{HOST}:{port.port}", any_server) as channel:
         with pytest.raises(grpc.RpcError) as failed:

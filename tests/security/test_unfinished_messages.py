@@ -16,7 +16,7 @@ from support import eventually
 
 from qmq.gateway import server as gateway_server
 from qmq.gateway.config import GatewayConfig
-from qmq.rpc.listener import RpcBounds, RpcDoor
+from qmq.rpc.listener import RpcBounds, RpcListener
 from qmq.rpc.network import Network, RpcPort
 from qmq.rpc.relay import RpcRelay, relay
 from qmq.rpc.server import rpc_server
@@ -156,7 +156,7 @@ async def _ask(request: bytes, _: Any) -> bytes:
 
 @asynccontextmanager
 async def served(bounds: StrangerBounds) -> AsyncIterator[RpcRelay]:
-    door = RpcDoor(replace(RpcBounds(100, 100), unfinished=bounds))
+    door = RpcListener(replace(RpcBounds(100, 100), unfinished=bounds))
     server = rpc_server(door)
     handlers = {"Follow": grpc.stream_stream_rpc_method_handler(_follow), "Ask": grpc.unary_unary_rpc_method_handler(_ask)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", handlers),))
@@ -209,7 +209,7 @@ async def test_calls_that_the_server_refuses_half_way_leave_nothing_unfinished()
 class Relayed(Network):
     """A network whose gRPC ports are relayed, as those that other machines reach."""
 
-    async def serve(self, server: grpc.aio.Server, host: str, port: int, door: RpcDoor) -> RpcPort:
+    async def serve(self, server: grpc.aio.Server, host: str, port: int, door: RpcListener) -> RpcPort:
         return await relay(server, host, port, door)
 
 

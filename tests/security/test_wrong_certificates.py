@@ -16,7 +16,7 @@ from tls_support import HOST, WRONG_SERVERS, Papers, node_with, wrong_clients, w
 
 import qmq
 from qmq.client.connection.connection import ClientTiming
-from qmq.client.connection.pool import Links
+from qmq.client.connection.pool import ConnectionPool
 from qmq.client.metadata.cache import Master
 from qmq.errors import TlsFailed, TlsRefused
 from qmq.node.dev_node import Node
@@ -83,7 +83,7 @@ async def test_a_client_that_reached_a_broker_waits_for_one_that_it_cannot_trust
         port = node.data_address.rpartition(":")[2]
         locator: Any = KnownMasters({"good": Master(f"{HOST}:{port}", 1), "bad": Master(f"localhost:{port}", 1)})
         now_s = iter(range(0, 1_000, int(PATIENCE_S)))
-        links = Links(locator, "c", now_s=lambda: float(next(now_s)), network=TlsNetwork(Credentials(papers.client)))
+        links = ConnectionPool(locator, "c", now_s=lambda: float(next(now_s)), network=TlsNetwork(Credentials(papers.client)))
         try:
             await links.reach("s", "good")
             for _ in range(5):

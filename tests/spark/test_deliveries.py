@@ -52,7 +52,7 @@ from qmq.log.actions import (
     SettleAction,
 )
 from qmq.log.changes import apply_to
-from qmq.log.group_state import Share
+from qmq.log.group_state import GroupState
 from qmq.wire.frame_payloads import Verdict
 
 pytestmark = pytest.mark.sampled
@@ -182,7 +182,7 @@ def test_overlapping_verdicts_of_one_action_settle_once() -> None:
 
 
 def test_a_log_that_begins_with_a_snapshot_knows_what_was_open_then() -> None:
-    share = Share()
+    share = GroupState()
     for action in (joined(), pulled((0, 4, 1))):
         apply_to(share, action)
     opening = snapshot(START_MS, [[*NAMES, share.to_state()]])
@@ -192,7 +192,7 @@ def test_a_log_that_begins_with_a_snapshot_knows_what_was_open_then() -> None:
 
 def test_a_snapshot_in_the_middle_changes_nothing() -> None:
     every = list(timed([joined(), pulled((0, 4, 1)), settled((0, 1, ACK, 0))]))
-    other = snapshot(START_MS + 15, [[*NAMES, Share(77).to_state()]])
+    other = snapshot(START_MS + 15, [[*NAMES, GroupState(77).to_state()]])
     assert list(deliveries([*every[:2], other, every[2]])) == list(deliveries(every))
 
 
@@ -225,7 +225,7 @@ def test_the_times_of_pulls_that_are_settled_are_forgotten() -> None:
 class Model:
     """Each message separately: its holder, its pull sequence, and its outcome."""
 
-    share: Share = field(default_factory=Share)
+    share: GroupState = field(default_factory=GroupState)
     has: dict[tuple[str, int], tuple[int, int, int]] = field(default_factory=dict)
     ended: Counter[tuple[object, ...]] = field(default_factory=Counter)
     actions: list[Entry] = field(default_factory=list)

@@ -21,7 +21,7 @@ from qmq import limits
 from qmq.errors import InvalidArgument, LogDamaged, MessagesExpired
 from qmq.log.actions import Pulled
 from qmq.log.consume_log import IndexEntry
-from qmq.log.group_state import EXPIRED, Requeued, Share
+from qmq.log.group_state import EXPIRED, GroupState, Requeued
 from qmq.log.queue import Queue
 from qmq.log.reading import matching
 from qmq.log.store import Store
@@ -180,7 +180,7 @@ def collect(
     store: Store,
     queue: Queue,
     group: str,
-    share: Share,
+    share: GroupState,
     reader: BatchReader,
     tags: TagFilter | None,
     messages_max: int,
@@ -223,7 +223,7 @@ def _collect_new(
     store: Store,
     queue: Queue,
     group: bytes,
-    share: Share,
+    share: GroupState,
     reader: BatchReader,
     tags: TagFilter | None,
     delivery: PullResult,

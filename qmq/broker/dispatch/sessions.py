@@ -23,7 +23,7 @@ from qmq.broker.dispatch.pull import BatchReader, TagFilter
 from qmq.broker.dispatch.redelivery import Begun, UnackedBytes
 from qmq.broker.metrics import BrokerCounters, GroupCounters
 from qmq.errors import InvalidArgument, Overloaded
-from qmq.log.group_state import Share
+from qmq.log.group_state import GroupState
 from qmq.log.queue import Queue
 from qmq.wire.frame_payloads import UNSAID, Attach
 
@@ -186,7 +186,7 @@ class QueueGroup:
 
     queue: Queue
     name: str
-    share: Share
+    share: GroupState
     reader: BatchReader
     counters: GroupCounters
     waiters: deque[Waiter] = field(default_factory=deque)
@@ -302,7 +302,7 @@ class QueueGroups:
     def __iter__(self) -> Iterator[QueueGroup]:
         return iter(list(self._states.values()))
 
-    def require_room(self, peer: Peer, share: Share | None, consumer: str) -> None:
+    def require_room(self, peer: Peer, share: GroupState | None, consumer: str) -> None:
         """Raises Overloaded if the group has too many consumers on the queue, or the connection too many sessions."""
         holders = share.holders if share is not None else {}
         if consumer not in holders and len(holders) >= limits.GROUP_CONSUMERS_MAX:

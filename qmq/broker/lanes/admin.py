@@ -16,7 +16,7 @@ from qmq.broker.broker import Broker
 from qmq.errors import InvalidArgument, Overloaded, RouteConflict, UnknownGroup, UnknownPartition
 from qmq.limits import PARKED_LIST_BYTES, PARKED_PAGE_BYTES
 from qmq.log.actions import Forget, LaneBegin, LaneInherit, LaneReset, LaneUnpark
-from qmq.log.lane_state import LaneHolder, LaneShare, ParkedKey
+from qmq.log.lane_state import GroupLaneState, LaneHolder, ParkedKey
 from qmq.log.queue import Queue
 from qmq.log.unwritten_actions import ENTRY_BYTES_MAX
 from qmq.model import check_name
@@ -124,7 +124,7 @@ class LaneAdmin:
             status.progress.add(lps=pb.LpRange(first=lps.first, end=lps.end), done_before=queue.next_sequence, is_finished=True)
         return status
 
-    def _add_progress(self, status: pb.PartitionStatus, queue: Queue, request: pb.DescribeLanesRequest, share: LaneShare) -> None:
+    def _add_progress(self, status: pb.PartitionStatus, queue: Queue, request: pb.DescribeLanesRequest, share: GroupLaneState) -> None:
         for part in share.progress:
             lps = pb.LpRange(first=part.lps.first, end=part.lps.end)
             status.progress.add(lps=lps, done_before=part.done_before, is_finished=queue.is_finished(share, part.lps))
@@ -244,7 +244,7 @@ class LaneAdmin:
         self._broker.schedule()
         await self._broker.committed()
 
-    def _act_on_holders(self, queue: Queue, share: LaneShare, action: LaneInherit | LaneUnpark) -> int:
+    def _act_on_holders(self, queue: Queue, share: GroupLaneState, action: LaneInherit | LaneUnpark) -> int:
         """Apply an action that may take lanes from their holders, and notify these. Returns the number of affected messages or keys."""
         tokens = {each.token for each in share.holders}
         count = self._broker.store.act(action)

@@ -52,7 +52,7 @@ from qmq.errors import (
 from qmq.limits import MIB
 from qmq.log.actions import LaneBegin, LaneDone, LaneFail, LaneGrant, LanePark, LaneRelease
 from qmq.log.consume_log import IndexEntry
-from qmq.log.lane_state import PARKED_BYTES_MAX, LaneHolder, LaneShare
+from qmq.log.lane_state import PARKED_BYTES_MAX, GroupLaneState, LaneHolder
 from qmq.log.queue import Queue
 from qmq.log.reading import ColdRead, logical_partitions
 from qmq.log.store import Store
@@ -81,7 +81,7 @@ class LaneRange:
 class LaneResultReader:
     """Reads one lane forward, and remembers its place in the index."""
 
-    def __init__(self, store: Store, queue: Queue, share: LaneShare, lps: LpRange, whole: LpRange) -> None:
+    def __init__(self, store: Store, queue: Queue, share: GroupLaneState, lps: LpRange, whole: LpRange) -> None:
         self._store, self._queue, self._share = store, queue, share
         self._lps = lps
         self._is_whole = lps == whole
@@ -309,7 +309,7 @@ class Lanes:
         except RouteChanged as failure:
             raise LaneNotOpen(failure.message) from failure
 
-    def share(self, queue: Queue, group: str, whole: LpRange) -> LaneShare:
+    def share(self, queue: Queue, group: str, whole: LpRange) -> GroupLaneState:
         """The group's lane share; a new one begins at the oldest kept message."""
         share = queue.lanes.get(group)
         if share is None or not share.progress:

@@ -25,9 +25,9 @@ from qmq.errors import CorruptBatch, InvalidArgument, MessageNotFound, NotMaster
 from qmq.limits import KIB, MIB
 from qmq.log.actions import AnyAction, DropQueue, Forget, LaneAction, ScheduleAction, decode_actions
 from qmq.log.envelopes import Entry, damaged, head_at, unwrap, walk
-from qmq.log.group_state import Share
-from qmq.log.history import LaneTrail, MessagePlace, Trail, TrailEvent, holder_of, standing, where
-from qmq.log.lane_state import LaneShare
+from qmq.log.group_state import GroupState
+from qmq.log.history import LaneMessageEvents, MessageEvents, MessagePlace, TrailEvent, holder_of, standing, where
+from qmq.log.lane_state import GroupLaneState
 from qmq.log.opening_snapshots import SnapshotReader
 from qmq.log.queue import Queue
 from qmq.log.recent_writes import ACTIONS
@@ -49,7 +49,7 @@ def event_of(event: TrailEvent) -> pb.MessageEvent:
 
 
 def state_of_share(
-    broker: Broker, broker_group: str, queue: Queue, group: str, share: Share, trail: Trail, message_id: bytes
+    broker: Broker, broker_group: str, queue: Queue, group: str, share: GroupState, trail: MessageEvents, message_id: bytes
 ) -> pb.MessageState:
     """The state on an unordered subject. `trail`: the message's history."""
     now = standing(share, trail.sequence)
@@ -73,11 +73,11 @@ def state_of_share(
     return state
 
 
-def _last(trail: Trail | LaneTrail) -> pb.MessageEvent | None:
+def _last(trail: MessageEvents | LaneMessageEvents) -> pb.MessageEvent | None:
     return event_of(trail.last) if trail.last is not None else None
 
 
-def _add_lease(broker: Broker, queue: Queue, share: Share, state: pb.MessageState) -> None:
+def _add_lease(broker: Broker, queue: Queue, share: GroupState, state: pb.MessageState) -> None:
     group = next((each for each in broker.dispatch.groups.of_queue(queue) if each.name == state.group), None)
     now_ms = broker.clock.monotonic_ms()
     seen_ms = group.seen_ms.get(state.consumer, now_ms) if group is not None else now_ms
@@ -104,7 +104,7 @@ def _letter_of(broker: Broker, subject: str, message_id: bytes, died_ms: int) ->
     return None
 
 
-def state_of_lane(broker: Broker, queue: Queue, group: str, share: LaneShare, trail: LaneTrail) -> pb.MessageState:
+def state_of_lane(broker: Broker, queue: Queue, group: str, share: GroupLaneState, trail: LaneMessageEvents) -> pb.MessageState:
     """The state on a partition of an ordered subject."""
     now = where(share, trail.sequence, trail.lp)
     where_now = "parked" if now is MessagePlace.WAITING else now.value
@@ -125,7 +125,7 @@ def state_of_lane(broker: Broker, queue: Queue, group: str, share: LaneShare, tr
     return state
 
 
-def _left_before(queue: Queue, share: LaneShare, trail: LaneTrail) -> int:
+def _left_before(queue: Queue, share: GroupLaneState, trail: LaneMessageEvents) -> int:
     """Earlier messages of the partition, in its lane's range, that are not known to be done."""
     for part in share.progress:
         if part.lps.first <= trail.lp < part.lps.end:
@@ -156,8 +156,8 @@ class _Scan:
     index: int = 0
     """The message's index: earlier actions are not about it."""
     known_since_ms: int = 0
-    trails: dict[str, Trail] = field(default_factory=dict)
-    lanes: dict[str, LaneTrail] = field(default_factory=dict)
+    trails: dict[str, MessageEvents] = field(default_factory=dict)
+    lanes: dict[str, LaneMessageEvents] = field(default_factory=dict)
     _snapshot: SnapshotReader = field(default_factory=SnapshotReader)
 
     def load(self, payload: bytes) -> None:
@@ -166,9 +166,9 @@ class _Scan:
             if QueueId(subject, partition) != self.queue.id or self.group not in ("", group):
                 continue
             if kind:
-                self.lanes[group] = LaneTrail(group, self.sequence, self.lp, LaneShare.from_state(state))
+                self.lanes[group] = LaneMessageEvents(group, self.sequence, self.lp, GroupLaneState.from_state(state))
             else:
-                self.trails[group] = Trail(group, self.sequence, Share.from_state(state))
+                self.trails[group] = MessageEvents(group, self.sequence, GroupState.from_state(state))
 
     def read(self, entry: Entry) -> list[TrailEvent]:
         """Apply the log's next entry. An entry that does not contain the subject's name is not about the message."""
@@ -192,13 +192,13 @@ class _Scan:
         if isinstance(action, LaneAction):
             lanes = self.lanes.get(action.group)
             if lanes is None:
-                lanes = self.lanes[action.group] = LaneTrail(action.group, self.sequence, self.lp)
+                lanes = self.lanes[action.group] = LaneMessageEvents(action.group, self.sequence, self.lp)
             return lanes.apply(action, time_ms)
         if isinstance(action, Forget) and self.lanes.pop(action.group, None) is not None:
             return [TrailEvent(time_ms, action.group, "forget")]
         trail = self.trails.get(action.group)
         if trail is None:
-            trail = self.trails[action.group] = Trail(action.group, self.sequence)
+            trail = self.trails[action.group] = MessageEvents(action.group, self.sequence)
         return trail.apply(action, time_ms)
 
     def cursor(self) -> bytes:
@@ -211,8 +211,8 @@ class _Scan:
         try:
             known, trails, lanes = msgspec.msgpack.decode(cursor, strict=False)
             self.position, self.known_since_ms, self.lp, self.index, self.message_id = known
-            self.trails = {each[0]: Trail.from_state(self.sequence, each) for each in trails}
-            self.lanes = {each[0]: LaneTrail.from_state(self.sequence, each) for each in lanes}
+            self.trails = {each[0]: MessageEvents.from_state(self.sequence, each) for each in trails}
+            self.lanes = {each[0]: LaneMessageEvents.from_state(self.sequence, each) for each in lanes}
         except (msgspec.MsgspecError, AttributeError, TypeError, ValueError, IndexError, KeyError) as cause:
             raise InvalidArgument("this cursor is not from an earlier answer: begin without a cursor") from cause
 
@@ -300,11 +300,11 @@ class MessageHistory:
         queue = scan.queue
         for name, share in sorted(queue.shares.items()):
             if scan.group in ("", name):
-                trail = scan.trails.get(name) or Trail(name, scan.sequence, share)
+                trail = scan.trails.get(name) or MessageEvents(name, scan.sequence, share)
                 yield state_of_share(self._broker, self._group, queue, name, share, trail, scan.message_id)
         for name, lanes in sorted(queue.lanes.items()):
             if scan.group in ("", name):
-                lane_trail = scan.lanes.get(name) or LaneTrail(name, scan.sequence, scan.lp, lanes)
+                lane_trail = scan.lanes.get(name) or LaneMessageEvents(name, scan.sequence, scan.lp, lanes)
                 yield state_of_lane(self._broker, queue, name, lanes, lane_trail)
 
 

@@ -31,7 +31,7 @@ from qmq.errors import (
     ProtocolViolation,
     QmqError,
 )
-from qmq.process.event_loop import LoopRound
+from qmq.process.event_loop import EventLoopTick
 from qmq.rpc.network import NETWORK, Network
 from qmq.rpc.server_name import ANY_SERVER, ServerName
 from qmq.security.tls import ended_unheard, tls_failed
@@ -161,10 +161,10 @@ class Connection:
     """An open connection. Make it with `connect`; a connection that has ended is not reopened."""
 
     def __init__(
-        self, address: str, gone_s: float = GONE_S, reauth_s: float = TIMING.reauth_s, loop_round: LoopRound | None = None
+        self, address: str, gone_s: float = GONE_S, reauth_s: float = TIMING.reauth_s, loop_round: EventLoopTick | None = None
     ) -> None:
         self.address = address
-        self._round = loop_round or LoopRound()
+        self._round = loop_round or EventLoopTick()
         self._gone_s, self._reauth_s = gone_s, reauth_s
         self.loop = asyncio.get_running_loop()
         self.inflight_bytes_max = 0
@@ -380,7 +380,7 @@ async def connect(
     network: Network = NETWORK,
     gone_s: float = GONE_S,
     reauth_s: float = TIMING.reauth_s,
-    loop_round: LoopRound | None = None,
+    loop_round: EventLoopTick | None = None,
     server: ServerName = ANY_SERVER,
 ) -> Connection:
     """Open a connection to a server and say HELLO. Raises NotConnected, NameUnresolved, TlsFailed, WrongServer, ProtocolViolation;

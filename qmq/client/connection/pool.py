@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 from qmq.client.client_counters import ClientCounters
 from qmq.client.connection.connection import TIMING, AnswerWatch, ClientTiming, Connection, connect
 from qmq.client.connection.reach_patience import ReachPatience
-from qmq.client.metadata.cache import Locator, Master, shared
+from qmq.client.metadata.cache import Master, MetadataCache, shared
 from qmq.client.settle_report import SettleReport, SettleReporter
 from qmq.errors import ClientClosed, NameUnresolved, NotConnected, PeerError, Unavailable
 from qmq.model import base_group
-from qmq.process.event_loop import LoopRound
+from qmq.process.event_loop import EventLoopTick
 from qmq.rpc.network import NETWORK, Network
 from qmq.rpc.server_name import ServerName
 
@@ -31,12 +31,12 @@ REACH_S: Final = 1.0
 """If a broker has not answered the HELLO after this time, the client asks the metaserver for the master; the attempt continues."""
 
 
-class Links:
+class ConnectionPool:
     """The client's connections, by address and the server's name. Concurrent callers share one attempt."""
 
     def __init__(
         self,
-        locator: Locator,
+        locator: MetadataCache,
         client: str,
         *,
         now_ns: Callable[[], int] | None = None,
@@ -51,7 +51,7 @@ class Links:
         self.timing = timing
         self.now_ns = now_ns or time.time_ns
         """Nanoseconds since 1970, for all who use these links."""
-        self.round = LoopRound()
+        self.round = EventLoopTick()
         """The work of producers, consumers and connections at the end of a round of the event loop."""
         self.answer_watch = AnswerWatch(timing.stall_s)
         self.store = store
@@ -125,7 +125,7 @@ class Links:
             raise ClientClosed("the client is closed: make a new one with qmq.connect()")
 
     def check_usable(self) -> None:
-        """Raises ClientClosed if the client was closed, or as `LoopRound.own_loop`."""
+        """Raises ClientClosed if the client was closed, or as `EventLoopTick.own_loop`."""
         self.check_open()
         self.round.own_loop()
 

@@ -1,7 +1,7 @@
 """Sends verdicts from the application to the current master of the queue.
 
-    ack         -> gathered in `Hold` -> collected in `Verdicts` -> SettleRequest -> SETTLED    consecutive messages, as one range
-    settle      ->                       collected in `Verdicts` -> SettleRequest -> SETTLED    sent soon, with others
+    ack         -> gathered in `ConsumerAcks` -> collected in `PendingAcks` -> SettleRequest -> SETTLED    consecutive messages, as one range
+    settle      ->                       collected in `PendingAcks` -> SettleRequest -> SETTLED    sent soon, with others
     settle_now  ->                                                  SettleRequest -> SETTLED    sent immediately; the caller waits
 
 Rules:
@@ -10,7 +10,7 @@ Rules:
   between.
 * A message that this consumer no longer holds is *void* (`qmq/client/consuming/attachment.py` says when): no verdict on it is sent, since
   its pull sequence may name another message by then. A pull sequence alone does not distinguish them, so each message refers to the
-  `Hold` under which it was delivered, and a hold knows from which pull sequence on it is void.
+  `ConsumerAcks` under which it was delivered, and a hold knows from which pull sequence on it is void.
 * Verdicts that cannot be sent, or that have no answer when the session ends, are written to the client's spool
   (`qmq/client/consuming/settlements.py`) until they are answered, because this process may end first.
 * A retry after more than `limits.REQUEUE_MS_MAX` is *postponed*: the message counts as held, and its verdict is given when a delay group
@@ -42,19 +42,19 @@ from typing import Final
 
 from qmq import limits
 from qmq.client.connection.connection import Connection, OnAnswer, pause_s
-from qmq.client.connection.pool import Links
-from qmq.client.consuming.message import Slice, retry_ms
+from qmq.client.connection.pool import ConnectionPool
+from qmq.client.consuming.message import BatchSlice, retry_ms
 from qmq.client.consuming.ready_form import GatheredAcks
-from qmq.client.consuming.session import ANSWER_S, ConsumerCalls, ConsumerSession, SessionLoop, Terms
+from qmq.client.consuming.session import ANSWER_S, ConsumerCalls, ConsumerSession, SessionLoop, SubscriptionOptions
 from qmq.client.consuming.settlements import (
+    AckBatch,
     AckSpool,
-    Left,
-    Origin,
-    Outstanding,
     QueueSpool,
-    Settlements,
     SettleRequest,
     SpoolFile,
+    SpoolOwner,
+    SpoolRemainder,
+    UnackedRanges,
     count,
     in_frames,
     still_to_say,
@@ -75,12 +75,12 @@ ACKS_MAX: Final = 64
 _FOR_EVER: Final = 1 << 62
 
 
-class Hold(GatheredAcks):
+class ConsumerAcks(GatheredAcks):
     """Takes the verdicts on messages that were delivered between two losses. The module describes it."""
 
     __slots__ = ("_verdicts", "broker_group", "first", "subject", "void_from")
 
-    def __init__(self, verdicts: Verdicts, first: int) -> None:
+    def __init__(self, verdicts: PendingAcks, first: int) -> None:
         super().__init__()
         self._verdicts = verdicts
         self.subject = verdicts.terms.subject
@@ -115,7 +115,7 @@ class Hold(GatheredAcks):
             self._verdicts.count_lost(last - max(first, self.void_from) + 1)
         return min(last, self.void_from - 1)
 
-    def nack(self, part: Slice, delay: timedelta | None, error: str = "") -> None:
+    def nack(self, part: BatchSlice, delay: timedelta | None, error: str = "") -> None:
         """Hand messages out again. Raises InvalidArgument, DelayTooLong."""
         self.settle_acks()
         first, last = part.pull, part.pull + part.count - 1
@@ -146,16 +146,16 @@ class Hold(GatheredAcks):
             raise self._verdicts.stale(last - max(first, self.void_from) + 1)
 
 
-class Verdicts:
+class PendingAcks:
     """`outstanding` has the messages without a verdict; `postponed` counts the postponed ones. `attempts_max` is the group's setting from
     the answer to ATTACH: after so many attempts a message dies; 0: never.
     """
 
     def __init__(
         self,
-        links: Links,
+        links: ConnectionPool,
         calls: ConsumerCalls,
-        terms: Terms,
+        terms: SubscriptionOptions,
         group: str,
         sessions: SessionLoop[wire.Attached],
         file: SpoolFile | None,
@@ -165,18 +165,18 @@ class Verdicts:
         self._now_ns = links.now_ns
         self.at_end = links.round.at_end
         """Calls at the end of this round of the event loop."""
-        self.outstanding = Outstanding()
+        self.outstanding = UnackedRanges()
         self.postponed = self.postponed_bytes = 0
         self.attempts_max = 0
         self._counters = links.counters.taking(terms.subject, terms.group)
-        self.hold = Hold(self, 0)
+        self.hold = ConsumerAcks(self, 0)
         self._holds = [self.hold]
         self._calls = calls
         self._sessions = sessions
         self._retry_s = links.timing.session_retry_s[-1]
         self._reporter = links.settle_reporter(terms.subject, terms.group, group)
         self.loop = asyncio.get_running_loop()
-        self._unsent = Settlements()
+        self._unsent = AckBatch()
         self._requests: list[SettleRequest] = []
         self._is_leaving = False
         """Whether a flush is scheduled for the end of this round of the event loop."""
@@ -191,7 +191,7 @@ class Verdicts:
 
     @property
     def gathered_max(self) -> int:
-        """How many acknowledgements a `Hold` gathers."""
+        """How many acknowledgements a `ConsumerAcks` gathers."""
         return max(ACKS_MAX, self._calls.limit.messages // 8)
 
     @property
@@ -201,8 +201,8 @@ class Verdicts:
 
     # --- from the application ------------------------------------------------------------------------------------------
 
-    def postpone(self, hold: Hold, part: Slice, last: int, delay_ms: int, error: str) -> None:
-        """For `Hold`: the messages of a slice up to `last` that have no verdict are postponed."""
+    def postpone(self, hold: ConsumerAcks, part: BatchSlice, last: int, delay_ms: int, error: str) -> None:
+        """For `ConsumerAcks`: the messages of a slice up to `last` that have no verdict are postponed."""
         if self._is_closed:
             return
         due_ms = ms_of(self._now_ns() + 999_999) + delay_ms
@@ -213,7 +213,7 @@ class Verdicts:
         self._calls.postpone([LongRetry(hold, part.message(pull - part.pull), due_ms, error) for pull in waiting])
 
     def no_longer_postponed(self) -> None:
-        """For `Hold`: a postponed message got its verdict."""
+        """For `ConsumerAcks`: a postponed message got its verdict."""
         self.postponed_bytes -= self.postponed_bytes // self.postponed  # the average of each; exact when the last one goes
         self.postponed -= 1
 
@@ -238,7 +238,7 @@ class Verdicts:
             session.connection.stream.flush()
 
     async def settle_now(self, first: int, last: int, verdict: int) -> None:
-        """For `Hold`: settle pull sequences that are not void, and wait."""
+        """For `ConsumerAcks`: settle pull sequences that are not void, and wait."""
         if self._is_closed:
             raise ClientClosed("the consumer is closed: make a new one")
         require_alive(self.loop)
@@ -366,7 +366,7 @@ class Verdicts:
         for hold in self._holds:
             hold.settle_acks()
             hold.void_from = min(hold.void_from, before)
-        self.hold = Hold(self, following)
+        self.hold = ConsumerAcks(self, following)
         self._holds = [hold for hold in self._holds if hold.void_from > hold.first] + [self.hold]
         self.outstanding.cut(before)
         self.count_lost(self._unsent.cut(before))
@@ -415,7 +415,7 @@ INHERIT_S: Final = 3.0
 """How long a consumer waits while another process hands in the verdicts of its earlier incarnation."""
 
 
-async def hand_in(connection: Connection, left: Left, links: Links) -> int:
+async def hand_in(connection: Connection, left: SpoolRemainder, links: ConnectionPool) -> int:
     """Send the verdicts of one file to the master of its broker group. Returns the number of messages, 0 if the lease was lost.
 
     Harmless to repeat. Raises the broker's error.
@@ -438,10 +438,10 @@ async def hand_in(connection: Connection, left: Left, links: Links) -> int:
     return count(settlements)
 
 
-async def inherit(connection: Connection, links: Links, store: AckSpool, terms: Terms, broker_group: str) -> None:
+async def inherit(connection: Connection, links: ConnectionPool, store: AckSpool, terms: SubscriptionOptions, broker_group: str) -> None:
     """Hand in what earlier incarnations of a consumer left for a broker group. Raises Unavailable: then attaching would fail, too."""
 
-    def is_mine(origin: Origin) -> bool:
+    def is_mine(origin: SpoolOwner) -> bool:
         return (origin.broker_group, origin.attach.consumer) == (broker_group, terms.name)
 
     loop = asyncio.get_running_loop()
@@ -459,7 +459,7 @@ async def inherit(connection: Connection, links: Links, store: AckSpool, terms: 
         await asyncio.sleep(links.timing.hand_in_retry_s[0])
 
 
-async def _try(connection: Connection, left: Left, links: Links) -> None:
+async def _try(connection: Connection, left: SpoolRemainder, links: ConnectionPool) -> None:
     """Hand in a file and delete it. A file that this broker will never accept is deleted, too. Raises Unavailable."""
     try:
         handed = await hand_in(connection, left, links)
@@ -473,21 +473,21 @@ async def _try(connection: Connection, left: Left, links: Links) -> None:
     left.delete()
 
 
-def _now_ms(links: Links) -> int:
+def _now_ms(links: ConnectionPool) -> int:
     return ms_of(links.now_ns())
 
 
 def _ignored(_: Frame | QmqError) -> None: ...
 
 
-def _put_back(left: Left, _: object) -> None:
+def _put_back(left: SpoolRemainder, _: object) -> None:
     left.put_back()
 
 
 class SpoolSender:
     """Periodically looks for files of one consumer's subject and group."""
 
-    def __init__(self, links: Links, store: AckSpool, terms: Terms) -> None:
+    def __init__(self, links: ConnectionPool, store: AckSpool, terms: SubscriptionOptions) -> None:
         self._links, self._store, self._terms = links, store, terms
         self._tasks: set[asyncio.Task[None]] = set()
         self._looking: asyncio.Task[None] | None = None
@@ -509,7 +509,7 @@ class SpoolSender:
                 task.add_done_callback(partial(_put_back, left))
             await asyncio.sleep(LOOK_S * random.uniform(0.7, 1.3))  # noqa: S311 - jitter, not a secret
 
-    async def _carry(self, left: Left) -> None:
+    async def _carry(self, left: SpoolRemainder) -> None:
         """Retry until the file is handed in."""
         tries = 0
         while True:
@@ -523,7 +523,7 @@ class SpoolSender:
             await asyncio.sleep(pause_s(self._links.timing.hand_in_retry_s, tries) * random.uniform(0.7, 1.3))  # noqa: S311 - jitter, not a secret
             tries += 1
 
-    async def _carry_once(self, left: Left) -> None:
+    async def _carry_once(self, left: SpoolRemainder) -> None:
         group = left.origin.broker_group
         master, connection = await self._links.reach(self._terms.subject, group)
         try:

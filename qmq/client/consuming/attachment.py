@@ -20,11 +20,11 @@ from collections import deque
 from typing import Final
 
 from qmq.client.connection.connection import Connection
-from qmq.client.connection.pool import Links
-from qmq.client.consuming.acks import Verdicts, inherit
-from qmq.client.consuming.message import Message, ReceivedBatches, Slice
-from qmq.client.consuming.session import ANSWER_S, ConsumerCalls, ConsumerSession, SessionLoop, Terms, grown
-from qmq.client.consuming.settlements import Origin
+from qmq.client.connection.pool import ConnectionPool
+from qmq.client.consuming.acks import PendingAcks, inherit
+from qmq.client.consuming.message import BatchSlice, Message, ReceivedBatches
+from qmq.client.consuming.session import ANSWER_S, ConsumerCalls, ConsumerSession, SessionLoop, SubscriptionOptions, grown
+from qmq.client.consuming.settlements import SpoolOwner
 from qmq.errors import (
     CallerError,
     LaneLost,
@@ -51,9 +51,9 @@ MANY: Final = 64
 class Attachment:
     """`slices` are the messages that the application has not seen yet."""
 
-    def __init__(self, links: Links, calls: ConsumerCalls, terms: Terms, group: str) -> None:
+    def __init__(self, links: ConnectionPool, calls: ConsumerCalls, terms: SubscriptionOptions, group: str) -> None:
         self.group = group
-        self.slices: deque[Slice] = deque()
+        self.slices: deque[BatchSlice] = deque()
         self.failure: QmqError | None = None
         self.asked = self.want = self.asked_bytes = 0
         self._terms = terms
@@ -66,7 +66,7 @@ class Attachment:
         self._batches = ReceivedBatches()
         self._knows_kept = False
         file = links.store.file(self._origin, lambda: ms_of(links.now_ns())) if links.store is not None else None
-        self.verdicts = Verdicts(links, calls, terms, group, self._sessions, file)
+        self.verdicts = PendingAcks(links, calls, terms, group, self._sessions, file)
         self._has_inherited = False
         self._counters = links.counters.taking(terms.subject, terms.group)
         self._is_closed = False
@@ -95,7 +95,7 @@ class Attachment:
         self._sessions.detach()
         return False
 
-    def take(self, messages_max: int) -> Slice:
+    def take(self, messages_max: int) -> BatchSlice:
         """The next messages that are consecutive in one batch; there must be some."""
         self._calls.ready.end()
         first = self.slices[0]
@@ -180,7 +180,7 @@ class Attachment:
                 raise ProtocolViolation(f"{each} is outside its batch")
             batch = batches[each.batch]
             offset = each.first_sequence - batch.view.base_sequence
-            part = Slice(batch, offset, each.count, each.attempt, pull, self.verdicts.hold)
+            part = BatchSlice(batch, offset, each.count, each.attempt, pull, self.verdicts.hold)
             if batch.view.header.is_directed:
                 for equal in part.by_failures():
                     self._accept(equal)
@@ -192,7 +192,7 @@ class Attachment:
         self._calls.notify()
         return pull - begin
 
-    def _accept(self, part: Slice) -> None:
+    def _accept(self, part: BatchSlice) -> None:
         self.verdicts.outstanding.add(part.pull, part.count, part.batch.message_bytes)
         if not self._terms.tags_any and not self._terms.tags_all:
             self.slices.append(part)
@@ -243,9 +243,9 @@ class Attachment:
             terms.condition,
         )
 
-    def _origin(self) -> Origin:
+    def _origin(self) -> SpoolOwner:
         """The data with which another process can take this consumer's place."""
-        return Origin(self.group, self._request(wire.RESUME))
+        return SpoolOwner(self.group, self._request(wire.RESUME))
 
     async def ask(self, connection: Connection) -> wire.Attached:
         """Send ATTACH. Before the first one, hand in the verdicts of an earlier incarnation; its messages then go back to the group."""

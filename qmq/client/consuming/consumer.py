@@ -28,12 +28,20 @@ from typing import Any, Final, Self
 
 from qmq import limits
 from qmq.client.connection.connection import pause_s
-from qmq.client.connection.pool import Links
+from qmq.client.connection.pool import ConnectionPool
 from qmq.client.consuming.acks import SpoolSender
 from qmq.client.consuming.attachment import Attachment
-from qmq.client.consuming.message import Message, Messages, Slice, error_text
+from qmq.client.consuming.message import BatchSlice, Message, Messages, error_text
 from qmq.client.consuming.ready_form import ReadyMessages
-from qmq.client.consuming.session import ConsumerCalls, PrefetchLimit, Terms, allowance, bytes_allowance, check_limits, wait_ms
+from qmq.client.consuming.session import (
+    ConsumerCalls,
+    PrefetchLimit,
+    SubscriptionOptions,
+    allowance,
+    bytes_allowance,
+    check_limits,
+    wait_ms,
+)
 from qmq.client.metadata.cache import shared
 from qmq.client.producing.batch import texts
 from qmq.client.producing.delayed import Retries, SendDirected
@@ -41,7 +49,7 @@ from qmq.client.producing.producer import ignored
 from qmq.client.task_messages import LoopTurn, Owner, TaskLoop, TaskMessages, clock_of
 from qmq.errors import CallerError, ClientClosed, InvalidArgument, MessagesExpired, QmqError, StaleDelivery
 from qmq.model import BROADCAST, check_name
-from qmq.process.event_loop import WaitingTask
+from qmq.process.event_loop import TickFuture
 from qmq.wire.settle_payloads import BY_GROUP_MS, Verdict
 
 log = logging.getLogger("qmq.client")
@@ -64,7 +72,7 @@ class Consumer:
 
     def __init__(
         self,
-        links: Links,
+        links: ConnectionPool,
         reset: Reset,
         send_directed: SendDirected,
         subject: str,
@@ -97,7 +105,7 @@ class Consumer:
         self.prefetch_bytes = prefetch_bytes
         start = start or ("latest" if broadcast else "earliest")
         share = self.group + BROADCAST + self.name if broadcast else self.group
-        self._terms = Terms(
+        self._terms = SubscriptionOptions(
             self.subject,
             share,
             self.name,
@@ -118,7 +126,7 @@ class Consumer:
         self._attachments: list[Attachment] = []
         self._loop_turn = LoopTurn(self._loop)
         self._turn = self._pull_turn = 0
-        self._waiting: dict[WaitingTask, None] = {}
+        self._waiting: dict[TickFuture, None] = {}
         self._failure: QmqError | None = None
         self._has_failed = False
         self._follower: asyncio.Task[None] | None = None
@@ -242,7 +250,7 @@ class Consumer:
             if found.slices:
                 return found
 
-    async def _next_slice(self, messages_max: int, wait_s: float = math.inf) -> tuple[Attachment | None, Slice | None]:
+    async def _next_slice(self, messages_max: int, wait_s: float = math.inf) -> tuple[Attachment | None, BatchSlice | None]:
         """The next consecutive messages; None if none came within `wait_s`."""
         until = self._loop.time() + wait_s
         while True:
@@ -260,7 +268,7 @@ class Consumer:
             if not await self._wait(until):
                 return None, None
 
-    def _is_readable(self, part: Slice) -> bool:
+    def _is_readable(self, part: BatchSlice) -> bool:
         """Whether the bodies can be decompressed. Unreadable messages count as failed, so that they end in the dead-letter queue."""
         failure = part.batch.unreadable
         if failure is not None:
@@ -269,7 +277,7 @@ class Consumer:
                 part.settler.nack(part, None, error_text(failure))
         return failure is None
 
-    async def _is_ours_for_good(self, part: Slice) -> bool:
+    async def _is_ours_for_good(self, part: BatchSlice) -> bool:
         """Acknowledge the messages first, at most once. False if another consumer has the messages by now: they must not be shown."""
         try:
             await part.settler.settle_now(part.pull, part.pull + part.count - 1, Verdict.ACK)
@@ -289,7 +297,7 @@ class Consumer:
 
     async def _wait(self, until: float) -> bool:
         """Wait until something changes; False if nothing did until then. One waiter and one timer."""
-        waiter = WaitingTask()
+        waiter = TickFuture()
         self._waiting[waiter] = None
         timer = self._loop.call_at(until, waiter.wake_soon) if until < math.inf else None
         try:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from qmq.wire.batch_columns import bytes_column
 
 if TYPE_CHECKING:
-    from qmq.client.consuming.message import Slice
+    from qmq.client.consuming.message import BatchSlice
     from qmq.client.task_messages import TaskMessages
 
 cut_bodies: Final = bytes_column
@@ -110,13 +110,13 @@ class ReadyMessages(Generic[MessageT]):
         self._make, self._clock, self._refill, self._wait, self._held = make, clock, refill, wait, held
         self._holding = TaskHolding(None)
         """That of the task which asked last."""
-        self._slice: Slice | None = None
+        self._slice: BatchSlice | None = None
         self._places: Iterator[int] = iter(())
         self._run: Iterator[MessageT] = iter(())
         self._stop, self._until_s = 0, -math.inf
         self._rest_s = clock() + LOOP_S
 
-    def begin(self, part: Slice, count: int, until_s: float) -> None:
+    def begin(self, part: BatchSlice, count: int, until_s: float) -> None:
         """Hand out the first `count` messages of a slice, until that time at most. The slice has more, and its bodies are decoded."""
         self.end()
         self._slice, self._stop, self._until_s = part, part.offset + count, until_s

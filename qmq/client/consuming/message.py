@@ -43,7 +43,7 @@ class Settler(Protocol):
         """Give a verdict, which is sent soon, together with others."""
         ...
 
-    def nack(self, part: Slice, delay: timedelta | None, error: str = "") -> None:
+    def nack(self, part: BatchSlice, delay: timedelta | None, error: str = "") -> None:
         """Hand the messages out again. Raises InvalidArgument, DelayTooLong."""
         ...
 
@@ -52,7 +52,7 @@ class Settler(Protocol):
         ...
 
 
-class Decoded:
+class DecodedBatch:
     """A batch that decodes each column at its first use. All messages of the batch share it."""
 
     __slots__ = ("__weakref__", "_columns", "_unreadable", "decoded", "server", "view")
@@ -110,23 +110,23 @@ class Decoded:
 
 
 @dataclass(slots=True)
-class Slice:
+class BatchSlice:
     """Consecutive messages of one batch with one `attempt`; `pull` is the pull sequence of the first. On directed messages `attempt`
     includes the failures before they were sent again.
     """
 
-    batch: Decoded
+    batch: DecodedBatch
     offset: int
     count: int
     attempt: int
     pull: int
     settler: Settler
 
-    def split(self, count: int) -> tuple[Slice, Slice]:
+    def split(self, count: int) -> tuple[BatchSlice, BatchSlice]:
         """The first `count` messages, and the rest."""
         rest = self.count - count
-        head = Slice(self.batch, self.offset, count, self.attempt, self.pull, self.settler)
-        return head, Slice(self.batch, self.offset + count, rest, self.attempt, self.pull + count, self.settler)
+        head = BatchSlice(self.batch, self.offset, count, self.attempt, self.pull, self.settler)
+        return head, BatchSlice(self.batch, self.offset + count, rest, self.attempt, self.pull + count, self.settler)
 
     def message(self, index: int) -> Message:
         """One of these messages."""
@@ -137,7 +137,7 @@ class Slice:
         places, pulls = range(self.offset, self.offset + self.count), range(self.pull, self.pull + self.count)
         return map(Message, repeat(self.settler), repeat(self.batch), places, repeat(self.attempt), pulls)
 
-    def by_failures(self) -> Iterator[Slice]:
+    def by_failures(self) -> Iterator[BatchSlice]:
         """The messages of a directed batch in slices with the same number of earlier failures; `attempt` includes these."""
         every = self.batch.column("headers") or [{}] * self.batch.view.count
         rest, offset = self, self.offset
@@ -165,7 +165,7 @@ class StoredMessage:
     body: bytes
     attempt: int
     is_settled: bool
-    _batch: Decoded
+    _batch: DecodedBatch
     _index: int
 
     @property
@@ -237,7 +237,7 @@ class Message(MessageFields, StoredMessage):
     __slots__ = ()
 
     body: bytes
-    _batch: Decoded
+    _batch: DecodedBatch
     _settler: Settler
 
     @property
@@ -288,7 +288,7 @@ class Message(MessageFields, StoredMessage):
         is delivered again to this group only. After the group's last attempt the message goes to the dead-letter queue instead, with
         `error`: a text or an exception, 1,000 characters at most. Raises InvalidArgument, DelayTooLong.
         """
-        part = Slice(self._batch, self._index, 1, self.attempt, self.pull_sequence, self._settler)
+        part = BatchSlice(self._batch, self._index, 1, self.attempt, self.pull_sequence, self._settler)
         self._settler.nack(part, delay, error_text(error))
         self.is_settled = True
 
@@ -313,7 +313,7 @@ class Messages:
 
     __slots__ = ("slices",)
 
-    def __init__(self, slices: list[Slice]) -> None:
+    def __init__(self, slices: list[BatchSlice]) -> None:
         self.slices = slices
 
     @property
@@ -330,7 +330,7 @@ class Messages:
         return sum([each.count for each in self.slices])
 
     def __iter__(self) -> Iterator[Message]:
-        return chain.from_iterable(map(Slice.messages, self.slices))
+        return chain.from_iterable(map(BatchSlice.messages, self.slices))
 
     def __getitem__(self, index: int) -> Message:
         place = index + len(self) if index < 0 else index
@@ -415,7 +415,7 @@ class ReceivedBatches:
     __slots__ = ("_cut",)
 
     def __init__(self) -> None:
-        self._cut: Decoded | None = None
+        self._cut: DecodedBatch | None = None
 
     @property
     def kept(self) -> int:
@@ -426,16 +426,18 @@ class ReceivedBatches:
         """Keep nothing: another session begins."""
         self._cut = None
 
-    def read(self, payload: bytes | memoryview, at: int, count: int, ranges: Sequence[Range], server: str | None = None) -> list[Decoded]:
+    def read(
+        self, payload: bytes | memoryview, at: int, count: int, ranges: Sequence[Range], server: str | None = None
+    ) -> list[DecodedBatch]:
         """Read the `count` batches that begin at byte `at` of a payload from `server`; the delivery hands out `ranges` of them, and of the
         kept batch, which is the last one of the result then. Raises CorruptBatch.
         """
-        batches: list[Decoded] = []
+        batches: list[DecodedBatch] = []
         cut, self._cut = self._cut, None
         for _ in range(count):
             batch = cut
             if batch is None or batch.server != server or parse_envelope(payload, at) != batch.view.envelope:
-                batch = Decoded(BatchView.parse(payload, at), server)
+                batch = DecodedBatch(BatchView.parse(payload, at), server)
             at += batch.view.envelope.total_bytes
             batches.append(batch)
         if cut is not None and any([each.batch == count for each in ranges]):  # noqa: C419 - faster than a generator

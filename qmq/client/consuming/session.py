@@ -5,7 +5,7 @@ ends, and begins again. The loop's user, an attachment (`attachment.py`) or a la
 handles the answer.
 
     outcome                                        next
-    no connection to the master                    try again immediately: `Links.reach` keeps its own pauses
+    no connection to the master                    try again immediately: `ConnectionPool.reach` keeps its own pauses
     NotMaster                                      ask the metaserver for the master, pause, try again
     an error in the user's `ask_again`             pause as long as the broker says, try again
     LaneLost                                       tell the user, pause, try again
@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, Typ
 
 from qmq import limits
 from qmq.client.connection.connection import Connection, pause_s
-from qmq.client.connection.pool import Links
+from qmq.client.connection.pool import ConnectionPool
 from qmq.client.consuming.ready_form import ReadyMessages
 from qmq.client.metadata.cache import Master
 from qmq.errors import (
@@ -186,7 +186,7 @@ ANSWER_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class SubscriptionOptions:
     """The consumer's terms: group, subject and options, the same for all its attachments."""
 
     subject: str
@@ -286,7 +286,7 @@ class SessionUser(Protocol[GrantedT]):
 class SessionLoop(Generic[GrantedT]):
     """`session` is None while no session is attached."""
 
-    def __init__(self, links: Links, user: SessionUser[GrantedT], *, subject: str, group: str, name: str, lease_ms: int) -> None:
+    def __init__(self, links: ConnectionPool, user: SessionUser[GrantedT], *, subject: str, group: str, name: str, lease_ms: int) -> None:
         """`group` is the broker group, `name` the consumer's, `lease_ms` what the consumer asks for: a broker may grant less."""
         self.session: ConsumerSession | None = None
         self.sure_until_s = -math.inf

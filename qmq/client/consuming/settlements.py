@@ -54,7 +54,7 @@ _ERRORS_CHARS: Final = 256 * 1024
 """Most characters of errors in one SETTLE."""
 
 
-class Outstanding:
+class UnackedRanges:
     """The pull sequences without a verdict, and their bytes."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Outstanding:
             self.remove(before, self._ranges[-1][1])
 
 
-class Settlements:
+class AckBatch:
     """Collects verdicts to be sent; `take` returns them."""
 
     def __init__(self) -> None:
@@ -191,21 +191,21 @@ TICK_S: Final = 0.1
 # --- content of a file: pure ----------------------------------------------------------------------------------------
 
 
-class Origin(NamedTuple):
+class SpoolOwner(NamedTuple):
     """Identifies the consumer whose verdicts a file holds: the broker group, and the ATTACH with which the consumer reconnects."""
 
     broker_group: str
     attach: Attach
 
 
-class Kept(NamedTuple):
+class SpooledAck(NamedTuple):
     """A verdict, and when it was given, in milliseconds since 1970."""
 
     settlement: Settlement
     time_ms: int
 
 
-def pack_origin(origin: Origin) -> bytes:
+def pack_origin(origin: SpoolOwner) -> bytes:
     attach = json.loads(origin.attach.pack())
     return json.dumps({"version": VERSION, "broker_group": origin.broker_group, "attach": attach}).encode() + b"\n"
 
@@ -215,28 +215,28 @@ def pack_verdicts(settlements: Iterable[Settlement], time_ms: int) -> bytes:
     return b"".join([json.dumps(each).encode() + b"\n" for each in lines])
 
 
-def unpack(data: bytes) -> tuple[Origin, list[Kept]]:
+def unpack(data: bytes) -> tuple[SpoolOwner, list[SpooledAck]]:
     """Parse a file. Raises ValueError if it is not a spool file, or damaged before its last line."""
     first, *lines = data.split(b"\n")[:-1] or [b""]  # an incomplete last line is dropped
     try:
         head = json.loads(first)
         if head["version"] != VERSION:
             raise ValueError(f"version {head['version']!r} of the format, which only newer clients know")
-        origin = Origin(str(head["broker_group"]), Attach.unpack(json.dumps(head["attach"]).encode()))
+        origin = SpoolOwner(str(head["broker_group"]), Attach.unpack(json.dumps(head["attach"]).encode()))
         return origin, [_kept(json.loads(line)) for line in lines]
     except (KeyError, TypeError, RecursionError, ProtocolViolation) as cause:
         raise ValueError(f"not a file of verdicts: {cause!r}") from None
 
 
-def _kept(line: dict[str, Any]) -> Kept:
+def _kept(line: dict[str, Any]) -> SpooledAck:
     numbers = [line[name] for name in ("first", "last", "delay_ms", "time_ms")]
     if not all(type(each) is int for each in numbers) or not 0 <= line["first"] <= line["last"] or not isinstance(line["error"], str):
         raise ValueError(f"{line} is not a verdict")
     verdict = Settlement(line["first"], line["last"], Verdict[line["verdict"]], line["delay_ms"], line["error"])
-    return Kept(verdict, line["time_ms"])
+    return SpooledAck(verdict, line["time_ms"])
 
 
-def still_to_say(kept: Iterable[Kept], next_pull: int, now_ms: int) -> list[Settlement]:
+def still_to_say(kept: Iterable[SpooledAck], next_pull: int, now_ms: int) -> list[Settlement]:
     """The verdicts that are still valid at a master which reuses the pull sequences from `next_pull` on. Delays count from the time of the
     verdict.
     """
@@ -255,7 +255,7 @@ def still_to_say(kept: Iterable[Kept], next_pull: int, now_ms: int) -> list[Sett
 class SpoolFile:
     """The file of one queue of a running consumer. Raises no errors: the first failure in a row is logged."""
 
-    def __init__(self, path: Path, origin: Callable[[], Origin], now_ms: Callable[[], int]) -> None:
+    def __init__(self, path: Path, origin: Callable[[], SpoolOwner], now_ms: Callable[[], int]) -> None:
         self._path, self._origin, self._now_ms = path, origin, now_ms
         self._fd = -1
         self._is_warned = False
@@ -316,13 +316,13 @@ class SpoolFile:
             log.warning("verdicts wait in memory only, until the broker is back: %s", failure)
 
 
-class Left(NamedTuple):
+class SpoolRemainder(NamedTuple):
     """A file that another client left, locked by this one."""
 
     path: Path
     fd: int
-    origin: Origin
-    kept: list[Kept]
+    origin: SpoolOwner
+    kept: list[SpooledAck]
 
     def delete(self) -> None:
         """Delete the file: its verdicts are answered or no longer useful."""
@@ -341,20 +341,20 @@ class AckSpool:
         self._folder = SpoolFolder(folder / "verdicts")
         self._cluster = ",".join(sorted(addresses))
 
-    def file(self, origin: Callable[[], Origin], now_ms: Callable[[], int]) -> SpoolFile:
+    def file(self, origin: Callable[[], SpoolOwner], now_ms: Callable[[], int]) -> SpoolFile:
         """The file of one queue of a consumer. Nothing is written yet; `origin` is called at each write."""
         (broker_group, attach) = origin()
         name = f"{self._prefix(attach.subject, attach.group)}-{attach.incarnation}-{_digest(broker_group)}{SUFFIX}"
         return SpoolFile(self._folder.path / name, origin, now_ms)
 
-    def left(self, subject: str, group: str, now_ms: int) -> Iterator[Left]:
+    def left(self, subject: str, group: str, now_ms: int) -> Iterator[SpoolRemainder]:
         """The unlocked files of a subject and group; each is locked when the iterator yields it. Old and unreadable files are removed."""
         for path in self._folder.files(self._prefix(subject, group), SUFFIX):
             fd = _lock(path)
             if fd < 0:
                 continue
             try:
-                found = Left(path, fd, *unpack(os.pread(fd, os.fstat(fd).st_size, 0)))
+                found = SpoolRemainder(path, fd, *unpack(os.pread(fd, os.fstat(fd).st_size, 0)))
             except (OSError, ValueError) as failure:
                 log.warning("%s is set aside; its verdicts are lost, and their messages will be delivered again: %s", path, failure)
                 with suppress(OSError):
@@ -369,7 +369,7 @@ class AckSpool:
                 continue
             yield found
 
-    def busy(self, subject: str, group: str) -> Iterator[Origin]:
+    def busy(self, subject: str, group: str) -> Iterator[SpoolOwner]:
         """The consumers whose files are locked by other clients, which write them or hand them in."""
         for path in self._folder.files(self._prefix(subject, group), SUFFIX):
             fd = _lock(path)
@@ -422,7 +422,7 @@ class QueueSpool:
         self._unanswered = unanswered
         self._loop = asyncio.get_running_loop()
         self._is_attached = True
-        self._given = Settlements()
+        self._given = AckBatch()
         """Verdicts that are not written yet."""
         self._waited_for: set[SettleRequest] = set()
         """Requests that were unanswered when the session began, and still are."""

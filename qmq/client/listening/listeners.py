@@ -26,7 +26,7 @@ from qmq.client.interceptors import Chain
 from qmq.client.listening.batch_handling import BatchHandling
 from qmq.client.listening.context import Binding, Factory, Handler, Providers, bind
 from qmq.client.listening.listener_options import ListenerOptions, Options, options_of
-from qmq.client.listening.message_handling import MessageHandling, Surroundings
+from qmq.client.listening.message_handling import HandlerContext, MessageHandling
 from qmq.client.listening.pools import Batches, OrderedPool, Pool, Runs, Singles
 from qmq.client.listening.stopping import Stop, asked_by_signals, failure_of
 from qmq.errors import InvalidArgument, Unavailable
@@ -139,7 +139,7 @@ class Listening:
         if is_ordered is None:
             return None
         seen = mq if binding.is_async else self._for_threads(mq, asyncio.get_running_loop())
-        around = Surroundings(seen, mq.interceptors, self._providers, self._now_ns, threads)
+        around = HandlerContext(seen, mq.interceptors, self._providers, self._now_ns, threads)
         handling = MessageHandling(options, binding, around)
         if is_ordered:
             ordered = mq.ordered_consumer(options.subject, options.group, **options.ordered_consumer(is_async=binding.is_async))

@@ -28,7 +28,7 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from qmq.client.any_message import AnyMessage
-from qmq.client.consuming.message import Settler, Slice, retry_ms
+from qmq.client.consuming.message import BatchSlice, Settler, retry_ms
 from qmq.client.consuming.ordered.message import LaneMessage, OrderedMessage
 from qmq.client.consuming.ordered.message import LaneSettler as OrderedSettler
 from qmq.client.interceptors import Chain
@@ -101,7 +101,7 @@ class _GuardedSettler:
         self._check()
         self.settler.settle(first, last, verdict, delay, error)
 
-    def nack(self, part: Slice, delay: timedelta | None, error: str = "") -> None:
+    def nack(self, part: BatchSlice, delay: timedelta | None, error: str = "") -> None:
         self._check()
         self.settler.nack(part, delay, error)
 
@@ -160,7 +160,7 @@ class _ThreadSettler:
     def settle(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
         self._call(self._settler.settle, first, last, verdict, delay, error)
 
-    def nack(self, part: Slice, delay: timedelta | None, error: str = "") -> None:
+    def nack(self, part: BatchSlice, delay: timedelta | None, error: str = "") -> None:
         if delay is not None:
             retry_ms(delay)  # an invalid delay raises here, not in the loop
         self._call(self._settler.nack, part, delay, error)
@@ -227,7 +227,7 @@ class _Unlimited:
 _UNLIMITED: Final = _Unlimited()
 
 
-class Surroundings(NamedTuple):
+class HandlerContext(NamedTuple):
     """The shared parts of all listeners of a client. `threads` runs plain handlers; None if the handler needs no thread."""
 
     mq: Any
@@ -240,7 +240,7 @@ class Surroundings(NamedTuple):
 class MessageHandling:
     """How one listener handles messages. The module describes it."""
 
-    def __init__(self, options: Options, binding: Binding, around: Surroundings) -> None:
+    def __init__(self, options: Options, binding: Binding, around: HandlerContext) -> None:
         self.options = options
         self._binding = binding
         self._payload: Callable[[AnyMessage], Any] = attrgetter("body") if binding.decode is same else self._decoded_payload

@@ -1,6 +1,6 @@
 """What a client knows of the cluster, and how it asks metaservers for it, no more often than needed.
 
-`Locator` asks. Rules:
+`MetadataCache` asks. Rules:
 * One request at a time for each broker group and each subject, shared by all waiters. What the answer says about a group's master holds for
   every subject on the group.
 * Requests about the same thing are 50 to 100 ms apart (with jitter, so that many clients do not ask at the same time). If a group has no
@@ -10,7 +10,7 @@
 * What a metaserver pushes (`Watch`) is a hint to ask again, after a moment of jitter. Without pushes clients only learn later: a broker
   that is not master says so, and placements are refreshed when they are half a minute old.
 
-`RouteBook` knows the broker groups of each subject, and the master of each group, without I/O. It has three tables, because they change for
+`RouteTable` knows the broker groups of each subject, and the master of each group, without I/O. It has three tables, because they change for
 different reasons:
 
     places    subject -> its broker groups, each writable or drained     changes when an operator places or drains
@@ -126,7 +126,7 @@ class Learned:
     """Whether the answer's route is older than the known one."""
 
 
-class RouteBook:
+class RouteTable:
     """The three tables, and the rules for accepting an answer."""
 
     def __init__(self) -> None:
@@ -272,8 +272,8 @@ Watch = Callable[[], AsyncIterator[Pushed]]
 """Changes that metaservers push; ends if they do not support it."""
 
 
-class Locator:
-    """Keeps a `RouteBook` up to date. `outdated` is called when a metaserver lags, to ask the next one.
+class MetadataCache:
+    """Keeps a `RouteTable` up to date. `outdated` is called when a metaserver lags, to ask the next one.
 
     `locate` may create a subject; background requests use `look`, which never does, so that a deleted subject stays deleted.
     """
@@ -287,7 +287,7 @@ class Locator:
         look: Locate | None = None,
         timing: ClientTiming = TIMING,
     ) -> None:
-        self.book = RouteBook()
+        self.book = RouteTable()
         self._look = look or locate
         self._refresh_s = timing.refresh_s
         self._locate, self._watch, self._outdated = locate, watch, outdated

@@ -15,7 +15,7 @@ from qmq.client.producing.receipts import Ticket
 from qmq.delivery.in_flight_batch import InFlightBatch
 from qmq.errors import InvalidArgument, MessageTooLarge
 from qmq.model import PREFIX, utf8
-from qmq.process.event_loop import LoopRound
+from qmq.process.event_loop import EventLoopTick
 from qmq.wire.batch_columns import Columns
 
 
@@ -155,7 +155,7 @@ class OpenBatch:
         "ticket",
     )
 
-    def __init__(self, now_ns: Callable[[], int] | None = None, loop_round: LoopRound | None = None) -> None:
+    def __init__(self, now_ns: Callable[[], int] | None = None, loop_round: EventLoopTick | None = None) -> None:
         self._now_ns, self._round = now_ns or time.time_ns, loop_round
         self.bodies: list[bytes] = []
         self.bytes = 0

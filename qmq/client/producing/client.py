@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from qmq import limits
 from qmq.client import payloads
 from qmq.client.connection.connection import ClientTiming
-from qmq.client.connection.pool import Links
+from qmq.client.connection.pool import ConnectionPool
 from qmq.client.intercepted import InterceptedDelayedProducer, InterceptedOrderedProducer, InterceptedProducer
 from qmq.client.interceptors import Chain, chosen
 from qmq.client.metadata.cache import Ordering, delayed_target, spoken
@@ -46,7 +46,7 @@ def _body_limit(body_bytes_max: int) -> int:
 class SendingClient:
     """The part of `qmq.Client` that sends messages."""
 
-    def __init__(self, links: Links, interceptors: Chain, *, now_ns: Callable[[], int], timing: ClientTiming) -> None:
+    def __init__(self, links: ConnectionPool, interceptors: Chain, *, now_ns: Callable[[], int], timing: ClientTiming) -> None:
         self._links = links
         self.interceptors = interceptors
         """The interceptors of all messages, outermost first (`interceptors.py`)."""

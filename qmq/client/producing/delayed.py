@@ -66,7 +66,7 @@ import grpc
 
 from qmq import limits, model
 from qmq.client.connection.connection import TIMING, ClientTiming, pause_s
-from qmq.client.connection.pool import Links
+from qmq.client.connection.pool import ConnectionPool
 from qmq.client.consuming.message import Message
 from qmq.client.metadata.cache import delayed_target
 from qmq.client.producing.batch import Batch, body_bytes, check_length, columns_of, header_map, key_bytes, tag_tuple
@@ -243,7 +243,7 @@ class DelayHome:
 class DelayGroupDestination:
     """The destination of a subject's delayed batches: any delay group, or the home of an ordered subject."""
 
-    def __init__(self, links: Links, subject: str, identity: ProducerIdentity, kind: int, flags: BatchFlag) -> None:
+    def __init__(self, links: ConnectionPool, subject: str, identity: ProducerIdentity, kind: int, flags: BatchFlag) -> None:
         self.target, self.kind = delayed_target(subject), kind
         self._subject = subject
         self._identity = identity
@@ -288,7 +288,7 @@ class DelayedProducer(Producer):
 
     def __init__(
         self,
-        links: Links,
+        links: ConnectionPool,
         identity: ProducerIdentity,
         subject: str,
         *,

@@ -10,7 +10,7 @@ Rules:
   connected meanwhile, one at a time.
 * If no group takes messages, batches wait until they time out, and their error says why.
 
-A pipe sends one producer's batches to one broker group, through changes of the group's master. `PipeWindow` decides about batches. The pipe
+A pipe sends one producer's batches to one broker group, through changes of the group's master. `SenderWindow` decides about batches. The pipe
 owns the connection, and puts decided batches into the pool.
 """
 
@@ -23,11 +23,11 @@ from typing import Final, Protocol
 
 from qmq import limits
 from qmq.client.connection.connection import Connection
-from qmq.client.connection.pool import Links
+from qmq.client.connection.pool import ConnectionPool
 from qmq.client.metadata.cache import spoken
 from qmq.client.producing.batch import Batch
 from qmq.client.producing.master_connection import MasterConnection
-from qmq.client.producing.sender_window import BatchPool, DecidedBatch, PipeWindow
+from qmq.client.producing.sender_window import BatchPool, DecidedBatch, SenderWindow
 from qmq.delivery.balancer import Balancer
 from qmq.errors import CallerError, QmqError, ReadOnly
 from qmq.wire.frame_payloads import Produced
@@ -58,12 +58,12 @@ class BatchDestination(Protocol):
         ...
 
 
-class Pipe(MasterConnection[Batch]):
+class GroupSender(MasterConnection[Batch]):
     """`answered` is called after each answer, `changed` after every other change."""
 
     def __init__(
         self,
-        links: Links,
+        links: ConnectionPool,
         destination: BatchDestination,
         group: str,
         pool: BatchPool,
@@ -71,7 +71,7 @@ class Pipe(MasterConnection[Batch]):
         answered: Callable[[], None],
         changed: Callable[[], None],
     ) -> None:
-        self.window = PipeWindow(destination.inflight_max)
+        self.window = SenderWindow(destination.inflight_max)
         super().__init__(links, destination.target, group, self.window, self.pump)
         self.kind = destination.kind
         self.is_writable = True
@@ -163,12 +163,14 @@ STAY_BYTES: Final = 2 * limits.MIB
 """Bytes sent to a broker group before the next group's turn."""
 
 
-class Pipes:
+class GroupSenders:
     """`answered` is called after each answer: time to take what is decided and to send the open batch. `changed` is called after every
     other change: time to take what is decided, and to send the open batch if the pipes are idle.
     """
 
-    def __init__(self, links: Links, destination: BatchDestination, *, answered: Callable[[], None], changed: Callable[[], None]) -> None:
+    def __init__(
+        self, links: ConnectionPool, destination: BatchDestination, *, answered: Callable[[], None], changed: Callable[[], None]
+    ) -> None:
         self._target = destination.target
         self._destination = destination
         self._answered, self._tell = answered, changed
@@ -177,7 +179,7 @@ class Pipes:
         self._loop = asyncio.get_running_loop()
         self._balancer = Balancer(
             self._make,
-            Pipe.has_room,
+            GroupSender.has_room,
             stay_bytes=STAY_BYTES,
             first=random.randrange,  # so that many producers begin with different groups
             turned=self._turned,
@@ -187,7 +189,7 @@ class Pipes:
         self._expiry: asyncio.TimerHandle | None = None
         self._is_closed = False
 
-    def __iter__(self) -> Iterator[Pipe]:
+    def __iter__(self) -> Iterator[GroupSender]:
         return iter(self._balancer)
 
     # --- the way out ---------------------------------------------------------------------------------------------------
@@ -238,7 +240,7 @@ class Pipes:
             return not pipe.window.is_sending
         return not any(each.window.is_sending and each.connection is not None and not each.is_stalled for each in self._balancer)
 
-    def _turned(self, chosen: Pipe | None, passed: list[Pipe]) -> None:
+    def _turned(self, chosen: GroupSender | None, passed: list[GroupSender]) -> None:
         if chosen is not None:
             self._links.locator.touch(self._target)
         for pipe in passed:
@@ -290,8 +292,8 @@ class Pipes:
             self._links.locator.listen(self._target, self._rerouted)
         self._balancer.learn(self._destination.usable(groups))
 
-    def _make(self, group: str) -> Pipe:
-        return Pipe(self._links, self._destination, group, self._pool, answered=self._answered, changed=self._changed)
+    def _make(self, group: str) -> GroupSender:
+        return GroupSender(self._links, self._destination, group, self._pool, answered=self._answered, changed=self._changed)
 
     def _rerouted(self) -> None:
         groups = self._links.locator.book.groups(self._target)

@@ -15,7 +15,7 @@ from typing import Final, Generic, TypeVar
 
 from qmq import limits
 from qmq.client.connection.connection import Connection
-from qmq.client.connection.pool import Links
+from qmq.client.connection.pool import ConnectionPool
 from qmq.client.metadata.cache import Master
 from qmq.delivery.in_flight_batch import InFlightBatch
 from qmq.delivery.window import InFlightWindow
@@ -35,7 +35,7 @@ class MasterConnection(Generic[B]):
     kind: int = FrameKind.PRODUCE
     """PRODUCE, or one of the frames of other `acks`."""
 
-    def __init__(self, links: Links, target: str, group: str, window: InFlightWindow[B], changed: Callable[[], None]) -> None:
+    def __init__(self, links: ConnectionPool, target: str, group: str, window: InFlightWindow[B], changed: Callable[[], None]) -> None:
         self.group = group
         self.connection: Connection | None = None
         self.is_closed = False

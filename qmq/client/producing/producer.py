@@ -8,7 +8,7 @@ overloaded broker or a change of master the batch is sent again, until `delivery
 says whether the batch is not stored or its outcome is unknown. `group_sender.py` chooses the broker group, and sends to it. Batches go down
 by calls; decisions are taken from the pipes when they say that something changed.
 
-Both kinds of producer derive from `Backlog`, the undecided messages of a producer: back-pressure, flushing, closing.
+Both kinds of producer derive from `ProducerBase`, the undecided messages of a producer: back-pressure, flushing, closing.
 
 Shared producers of `Client.send` that are no longer used are ended: a client that sends to ten thousand subjects holds memory for the busy
 ones only. A producer is closed when two checks, `idle_s` apart, find no undecided message and no message was sent in between. The next
@@ -27,9 +27,9 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from qmq import limits
-from qmq.client.connection.pool import Links
+from qmq.client.connection.pool import ConnectionPool
 from qmq.client.producing.batch import Batch, OpenBatch, body_bytes, check_length, columns_of, cut, key_bytes, size_of
-from qmq.client.producing.group_sender import INFLIGHT_BATCHES_MAX, BatchDestination, Pipe, Pipes
+from qmq.client.producing.group_sender import INFLIGHT_BATCHES_MAX, BatchDestination, GroupSender, GroupSenders
 from qmq.client.producing.receipts import BatchReceipt, Ticket, Tickets
 from qmq.errors import BufferFull, ClientClosed, InvalidArgument, Outcome, QmqError
 from qmq.process.event_loop import ms_of
@@ -61,10 +61,10 @@ FAILED_MAX: Final = 1_000
 """Failures that `flush` looks through for one that nobody has seen: an application that never flushes keeps no more of them."""
 
 
-class Backlog:
+class ProducerBase:
     """A producer calls `_taken` and `_decided`; applications use the public methods. `on_closed` is called when it has ended."""
 
-    def __init__(self, links: Links, on_closed: Callable[[Self], object] = ignored) -> None:
+    def __init__(self, links: ConnectionPool, on_closed: Callable[[Self], object] = ignored) -> None:
         self._links = links
         self._loop = links.round.own_loop()
         self._closed_bytes = 0
@@ -272,12 +272,12 @@ class BrokerGroupDestination:
         )
 
 
-class Producer(Backlog):
+class Producer(ProducerBase):
     """Sends to one subject. Make it with `Client.producer`; use it with `async with`, or `flush` and `close` it."""
 
     def __init__(
         self,
-        links: Links,
+        links: ConnectionPool,
         identity: ProducerIdentity,
         subject: str,
         *,
@@ -302,7 +302,7 @@ class Producer(Backlog):
         self._is_awake = False
         self._last_count = 0
         destination = destination or BrokerGroupDestination(subject, identity, kind, compression)
-        self._pipes = Pipes(links, destination, answered=self._answered, changed=self._changed)
+        self._pipes = GroupSenders(links, destination, answered=self._answered, changed=self._changed)
         self._counters = links.counters.sending(subject)
         self.stored_by_group: dict[str, int] = {}
         """Stored messages by broker group."""
@@ -422,7 +422,7 @@ class Producer(Backlog):
         return (len(self._open.bodies) if ticket is self._open.ticket else self._last_count) - 1
 
     @property
-    def pipes(self) -> Sequence[Pipe]:
+    def pipes(self) -> Sequence[GroupSender]:
         """One for each broker group that this producer has sent to: its connection, and the batches on their way."""
         return tuple(self._pipes)
 
@@ -501,7 +501,7 @@ PARTS: Final = 60
 """Ticks within which every producer is checked once."""
 
 K = TypeVar("K", bound=Hashable)
-P = TypeVar("P", bound=Backlog)
+P = TypeVar("P", bound=ProducerBase)
 
 
 class IdleProducers:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from qmq.errors import Outcome, QmqError
 from qmq.model import DelayedId, MessageId
-from qmq.process.event_loop import LoopRound, WaitingTask, not_here
+from qmq.process.event_loop import EventLoopTick, TickFuture, not_here
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -207,11 +207,11 @@ class Ticket:
 
     __slots__ = ("_error", "_receipt", "_round", "_waiters", "_watchers", "is_awaited", "seen")
 
-    def __init__(self, loop_round: LoopRound | None = None) -> None:
+    def __init__(self, loop_round: EventLoopTick | None = None) -> None:
         self._round = loop_round
         self._receipt: BatchReceipt | None = None
         self._error: QmqError | None = None
-        self._waiters: list[WaitingTask] = []
+        self._waiters: list[TickFuture] = []
         self._watchers: list[Callable[[], None]] | None = None
         self.seen = False
         self.is_awaited = False
@@ -225,7 +225,7 @@ class Ticket:
     def __await__(self) -> Generator[object, None, BatchReceipt]:
         self.seen = True
         if self._receipt is None and self._error is None:
-            waiter = WaitingTask(self._round.loop if self._round is not None else None)
+            waiter = TickFuture(self._round.loop if self._round is not None else None)
             self._waiters.append(waiter)
             self.is_awaited = True
             try:

@@ -79,7 +79,7 @@ class BatchPool:
         return decided
 
 
-class PipeWindow(InFlightWindow[Batch]):
+class SenderWindow(InFlightWindow[Batch]):
     def __init__(self, window: int, rules: RetryRules = PRODUCER) -> None:
         super().__init__(window, rules)
         self._failed: list[tuple[Batch, QmqError]] = []

@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from qmq import limits
-from qmq.client.connection.pool import Links
+from qmq.client.connection.pool import ConnectionPool
 from qmq.delay.dispatcher.due_batcher import Limits, size_of
 from qmq.delay.dispatcher.due_window import DueBatch
 from qmq.delay.dispatcher.subject import Destination, SubjectDispatcher
@@ -53,7 +53,7 @@ class DueDispatcher:
 
     def __init__(
         self,
-        links: Links,
+        links: ConnectionPool,
         plan_log: PlanLog,
         *,
         batch_messages: int = BATCH_MESSAGES,

@@ -15,7 +15,7 @@ from qmq.broker.broker import Broker
 from qmq.broker.dispatch.sessions import QueueGroup
 from qmq.broker.metrics import GroupCounters
 from qmq.errors import LogDamaged
-from qmq.log.lane_state import LaneShare
+from qmq.log.lane_state import GroupLaneState
 from qmq.log.queue import Queue
 from qmq.metrics.figures import COUNTER, GAUGE, SLICE, Figure, Reading, rows_of
 from qmq.model import base_group
@@ -170,7 +170,7 @@ def _add_share(behind: Behind, state: QueueGroup, now_ms: int) -> None:
     behind.waiting += len(state.waiters)
 
 
-def _add_lanes(behind: Behind, queue: Queue, lanes: LaneShare, now_ms: int) -> None:
+def _add_lanes(behind: Behind, queue: Queue, lanes: GroupLaneState, now_ms: int) -> None:
     behind.consumers += len(lanes.holders)
     behind.parked_keys += sum([bool(parked.sequences) for parked in lanes.parked.values()])
     behind.parked += sum([len(parked.sequences) for parked in lanes.parked.values()])

@@ -45,8 +45,8 @@ from qmq.log.actions import (
 )
 from qmq.log.changes import apply_to
 from qmq.log.envelopes import unwrap
-from qmq.log.group_state import Share, ShareEvent, ShareEventKind
-from qmq.log.lane_state import LaneShare
+from qmq.log.group_state import GroupState, ShareEvent, ShareEventKind
+from qmq.log.lane_state import GroupLaneState
 from qmq.wire.batch import Envelope, Kind
 
 _PULLS_KEPT: Final = 512
@@ -58,9 +58,9 @@ class ShareReplay:
 
     __slots__ = ("_pulls", "key", "share")
 
-    def __init__(self, key: ShareKey, share: Share | None = None) -> None:
+    def __init__(self, key: ShareKey, share: GroupState | None = None) -> None:
         self.key = key
-        self.share = share or Share()
+        self.share = share or GroupState()
         self._pulls: dict[str, _PullTimes] = {}
 
     def apply(self, action: Any, time_ms: int) -> Iterator[Delivery]:
@@ -128,9 +128,9 @@ class LaneReplay:
 
     __slots__ = ("key", "share")
 
-    def __init__(self, key: ShareKey, share: LaneShare | None = None) -> None:
+    def __init__(self, key: ShareKey, share: GroupLaneState | None = None) -> None:
         self.key = key
-        self.share = share or LaneShare()
+        self.share = share or GroupLaneState()
 
     def apply(self, action: LaneAction, time_ms: int) -> Iterator[Delivery]:
         """Apply an action and yield the deliveries that it ended. Consume the iterator before the next call."""
@@ -271,9 +271,9 @@ class Replay:
             key = ShareKey(subject, partition, group)
             self.touched.add(key)
             if kind:
-                self.lanes[key] = LaneReplay(key, LaneShare.from_state(state))
+                self.lanes[key] = LaneReplay(key, GroupLaneState.from_state(state))
             else:
-                self.shares[key] = ShareReplay(key, Share.from_state(state))
+                self.shares[key] = ShareReplay(key, GroupState.from_state(state))
 
     def rest(self) -> Iterator[Delivery]:
         """Deliveries that are open, waiting or parked at the end of the log."""

@@ -7,7 +7,7 @@ A piece is read request by request:
 * After any failure of a connection, reading continues after the last yielded batch, at the current master.
 * The retry time counts from the last answer.
 
-The current master of a broker group, and connections to it, by `qmq.client.metadata.cache.RouteBook`:
+The current master of a broker group, and connections to it, by `qmq.client.metadata.cache.RouteTable`:
 
 * One user at a time has a connection, and returns it if no request is in flight.
 * If a master redirects or cannot be reached, metaservers are asked repeatedly for the master until one serves the group or `retry_ms` has
@@ -30,7 +30,7 @@ from pyspark_qmq.servers.connection import ANSWER_S, BlockingConnection
 from pyspark_qmq.servers.metaservers import Located, Metadata, RetryDeadline, patiently
 from pyspark_qmq.source_model import QueueKey, QueuePiece, ReadSelection, SourceBatch
 from qmq import limits
-from qmq.client.metadata.cache import RouteBook, delayed_target
+from qmq.client.metadata.cache import RouteTable, delayed_target
 from qmq.errors import (
     CorruptBatch,
     InvalidArgument,
@@ -64,7 +64,7 @@ class MasterConnections:
         self.retry_ms = metadata.retry_ms
         self._metadata = metadata
         self._is_delayed = delayed
-        self._book = RouteBook()
+        self._book = RouteTable()
         self._idle: dict[str, list[BlockingConnection]] = {}
 
     # --- masters ---------------------------------------------------------------------------------------------------------

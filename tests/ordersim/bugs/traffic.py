@@ -26,13 +26,13 @@ from qmq.client.producing.ordered.stream import Stream
 from qmq.errors import RightLapsed, RouteChanged
 from qmq.log import lane_state
 from qmq.log.actions import LaneBegin, LaneDone, LaneRelease, LaneUnpark
-from qmq.log.lane_state import LaneHolder, LaneShare
+from qmq.log.lane_state import GroupLaneState, LaneHolder
 from qmq.wire.frame_payloads import LaneVerdict
 
-_unpark = LaneShare.unpark
+_unpark = GroupLaneState.unpark
 
 
-def _replay_without_the_last(self: LaneShare, action: Any) -> int:
+def _replay_without_the_last(self: GroupLaneState, action: Any) -> int:
     parked = self.parked.get(action.key)
     if action.replays and parked is not None and len(parked.sequences) > 1:
         parked.sequences.pop()
@@ -40,21 +40,21 @@ def _replay_without_the_last(self: LaneShare, action: Any) -> int:
     return _unpark(self, action)
 
 
-def _replay_and_keep_readers(self: LaneShare, action: Any) -> int:
+def _replay_and_keep_readers(self: GroupLaneState, action: Any) -> int:
     holders = self.holders
     found = _unpark(self, action)
     self.holders = holders
     return found
 
 
-def _forget_key_and_not_its_size(self: LaneShare, key: bytes) -> Any:
+def _forget_key_and_not_its_size(self: GroupLaneState, key: bytes) -> Any:
     return self.parked.pop(key, None)
 
 
 plant("leave the last message of a parked key out of its replay", changed(LaneUnpark, _replay_without_the_last))
 plant("replay a key and let its reader read on", changed(LaneUnpark, _replay_and_keep_readers))
-plant("count what is given back as parked for ever", (LaneShare, "_forget_key", _forget_key_and_not_its_size))
-plant("tell a reader of no parked keys", (LaneShare, "parked_in", lambda *_: []))
+plant("count what is given back as parked for ever", (GroupLaneState, "_forget_key", _forget_key_and_not_its_size))
+plant("tell a reader of no parked keys", (GroupLaneState, "parked_in", lambda *_: []))
 
 
 _attach, _find, _share = Lanes.attach, Lanes._find, Lanes.share
@@ -84,7 +84,7 @@ async def _describe_early(self: LaneAdmin, request: Any) -> Any:
     return self._describe(request)
 
 
-def _begin_at_end(self: Lanes, queue: Any, group: str, whole: Any) -> LaneShare:
+def _begin_at_end(self: Lanes, queue: Any, group: str, whole: Any) -> GroupLaneState:
     share = queue.lanes.get(group)
     if share is None or not share.progress:
         self._store.act(LaneBegin(queue.id.subject, queue.id.partition, group, "", *whole, queue.visible_sequence, 0))
@@ -124,18 +124,18 @@ plant("hand out after the lease may be over", (LaneReader, "is_sure", lambda sel
 plant("hand out several messages of a key at once", (KeyQueue, "next", _many_of_a_key), (KeyQueue, "finished", _finish_if_there))
 
 
-_holder, _release = LaneShare.holder, LaneShare.release
+_holder, _release = GroupLaneState.holder, GroupLaneState.release
 _begin, _delivered = LaneCore.begin, LaneCore.delivered
 _FORGOTTEN: dict[int, dict[int, LaneHolder]] = {}
 
 
-def _keep_void(self: LaneShare, action: Any) -> None:
+def _keep_void(self: GroupLaneState, action: Any) -> None:
     for each in self.holders:
         _FORGOTTEN.setdefault(id(self), {})[each.token] = each
     _release(self, action)
 
 
-def _find_void(self: LaneShare, token: int) -> LaneHolder | None:
+def _find_void(self: GroupLaneState, token: int) -> LaneHolder | None:
     return _holder(self, token) or _FORGOTTEN.get(id(self), {}).get(token)
 
 
@@ -145,13 +145,13 @@ def _do_not_tell(self: Lanes, queue: Any, group: str, token: int) -> None:
 
 plant(
     "let a zombie's verdicts count",
-    (LaneShare, "holder", _find_void),
+    (GroupLaneState, "holder", _find_void),
     (Lanes, "forget", _do_not_tell),
     changed(LaneRelease, _keep_void),
 )
 
 
-def _done_everywhere(self: LaneShare, action: Any) -> int:
+def _done_everywhere(self: GroupLaneState, action: Any) -> int:
     if self.holder(action.token) is None:
         return 0
     for each in self.progress:

@@ -17,7 +17,7 @@ from qmq.broker.broker import Broker
 from qmq.broker.config import LOOK_MS, BrokerConfig
 from qmq.broker.dead_letters import AGAIN_MS
 from qmq.errors import DiskFull, InvalidArgument, UnknownConsumer
-from qmq.log.group_state import Share
+from qmq.log.group_state import GroupState
 from qmq.log.log_config import LogConfig
 from qmq.log.queue import Queue
 from qmq.log.recovery import open_store
@@ -70,7 +70,7 @@ class World:
         self.broker.dispatch.dead_letters.work()
 
     @property
-    def share(self) -> Share:
+    def share(self) -> GroupState:
         return self.store.open_queue("s", 0).shares["g"]
 
     @property

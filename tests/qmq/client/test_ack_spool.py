@@ -17,9 +17,9 @@ from qmq.client.consuming.settlements import (
     BAD_SUFFIX,
     OLD_MS,
     AckSpool,
-    Kept,
-    Origin,
+    SpooledAck,
     SpoolFile,
+    SpoolOwner,
     folder_of,
     pack_origin,
     pack_verdicts,
@@ -42,18 +42,18 @@ SAID = [
 ]
 
 
-def origin_of(broker_group: str = "g0", *, incarnation: str = "abc", group: str = "ops", name: str = "c1") -> Origin:
-    return Origin(broker_group, Attach("s", 0, group, name, incarnation, 12, RESUME, 30_000, ["t"], []))
+def origin_of(broker_group: str = "g0", *, incarnation: str = "abc", group: str = "ops", name: str = "c1") -> SpoolOwner:
+    return SpoolOwner(broker_group, Attach("s", 0, group, name, incarnation, 12, RESUME, 30_000, ["t"], []))
 
 
-def file_of(store: AckSpool, origin: Origin | None = None, now_ms: int = NOW_MS) -> SpoolFile:
+def file_of(store: AckSpool, origin: SpoolOwner | None = None, now_ms: int = NOW_MS) -> SpoolFile:
     found = origin or origin_of()
     return store.file(lambda: found, lambda: now_ms)
 
 
-def left(store: AckSpool, now_ms: int = NOW_MS) -> list[tuple[Origin, list[Kept]]]:
+def left(store: AckSpool, now_ms: int = NOW_MS) -> list[tuple[SpoolOwner, list[SpooledAck]]]:
     """The spool files that are not locked; they stay unlocked."""
-    found: list[tuple[Origin, list[Kept]]] = []
+    found: list[tuple[SpoolOwner, list[SpooledAck]]] = []
     for each in store.left("s", "ops", now_ms):
         found.append((each.origin, each.kept))
         each.put_back()
@@ -70,7 +70,7 @@ def store(tmp_path: Path) -> AckSpool:
 
 def test_what_was_written_is_read() -> None:
     data = pack_origin(origin_of()) + pack_verdicts(SAID[:2], 5) + pack_verdicts(SAID[2:], 6)
-    assert unpack(data) == (origin_of(), [Kept(each, 5) for each in SAID[:2]] + [Kept(each, 6) for each in SAID[2:]])
+    assert unpack(data) == (origin_of(), [SpooledAck(each, 5) for each in SAID[:2]] + [SpooledAck(each, 6) for each in SAID[2:]])
 
 
 def test_a_file_cut_anywhere_has_all_lines_before_the_cut() -> None:
@@ -78,7 +78,7 @@ def test_a_file_cut_anywhere_has_all_lines_before_the_cut() -> None:
     for end in range(len(data)):
         lines = data[:end].count(b"\n")
         if lines:
-            assert unpack(data[:end]) == (origin_of(), [Kept(each, 5) for each in SAID[: lines - 1]])
+            assert unpack(data[:end]) == (origin_of(), [SpooledAck(each, 5) for each in SAID[: lines - 1]])
         else:
             with pytest.raises(ValueError, match=r"."):
                 unpack(data[:end])
@@ -105,7 +105,7 @@ def test_damage_is_reported(damage: object) -> None:
 
 
 def test_delays_begin_at_the_verdict_and_void_verdicts_are_not_sent() -> None:
-    kept = [Kept(each, 1000) for each in SAID]
+    kept = [SpooledAck(each, 1000) for each in SAID]
     assert still_to_say(kept, 100, 1000) == SAID
     later = still_to_say(kept, 8, 21_000)
     assert later == [*SAID[:2], Settlement(6, 7, NACK, 40_000, "x")]
@@ -138,7 +138,7 @@ def test_a_file_is_its_clients_while_that_lives_and_anybodys_after(store: AckSpo
     assert left(store) == []
     assert [each.broker_group for each in store.busy("s", "ops")] == ["g0"]
     file.leave()
-    assert left(store) == [(origin_of(), [Kept(each, NOW_MS) for each in SAID])]
+    assert left(store) == [(origin_of(), [SpooledAck(each, NOW_MS) for each in SAID])]
     assert list(store.busy("s", "ops")) == []
 
 
@@ -161,7 +161,7 @@ def test_a_rewritten_file_has_the_new_content_and_stays_locked(store: AckSpool) 
     file.rewrite(SAID[:1])
     assert left(store) == []
     file.leave()
-    assert [kept for _, kept in left(store)] == [[Kept(SAID[0], NOW_MS)]]
+    assert [kept for _, kept in left(store)] == [[SpooledAck(SAID[0], NOW_MS)]]
 
 
 def test_a_waiter_for_a_deleted_file_gets_nothing(store: AckSpool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +270,7 @@ def test_half_a_line_on_a_full_disk_costs_no_verdict_before_or_after(store: AckS
         file.append(SAID[1:2])
     file.append(SAID[2:])
     file.leave()
-    assert [kept for _, kept in left(store)] == [[Kept(each, NOW_MS) for each in (SAID[0], *SAID[2:])]]
+    assert [kept for _, kept in left(store)] == [[SpooledAck(each, NOW_MS) for each in (SAID[0], *SAID[2:])]]
 
 
 def test_a_write_that_takes_a_part_only_continues(store: AckSpool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +279,7 @@ def test_a_write_that_takes_a_part_only_continues(store: AckSpool, monkeypatch: 
     file = file_of(store)
     file.rewrite(SAID)
     file.leave()
-    assert [kept for _, kept in left(store)] == [[Kept(each, NOW_MS) for each in SAID]]
+    assert [kept for _, kept in left(store)] == [[SpooledAck(each, NOW_MS) for each in SAID]]
 
 
 def test_other_users_cannot_read_kept_verdicts(store: AckSpool, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from qmq.client.consuming.consumer import TURN_MESSAGES
 from qmq.errors import MessagesExpired, NoQuorum, NotMaster, ProtocolViolation, StaleDelivery, UnknownConsumer
 from qmq.log.actions import Begin, Join, PullAction, Pulled, Return, SettleAction
 from qmq.log.changes import apply_to
-from qmq.log.group_state import Share
+from qmq.log.group_state import GroupState
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
 from qmq.wire.frame_payloads import Range, Settlement, Verdict
@@ -541,12 +541,12 @@ async def test_at_most_once_shows_nothing_that_a_failover_took_back(it: Cluster)
 
 
 class ModelGroup:
-    """A broker group whose deliveries leave before they are committed; a failover loses what was not. Real rules: `Share`."""
+    """A broker group whose deliveries leave before they are committed; a failover loses what was not. Real rules: `GroupState`."""
 
     def __init__(self, group: FakeGroup, count: int, draw: random.Random) -> None:
         self.group, self.draw, self.count = group, draw, count
         self.actions: list[object] = [Begin("s", 0, "g", "", 0)]
-        self.share = Share()
+        self.share = GroupState()
         self.committed = 1
         self.consumer = ""
         self.acked: list[int] = []
@@ -571,7 +571,7 @@ class ModelGroup:
 
     def fail_over(self) -> None:
         keep = self.draw.randint(self.committed, len(self.actions))
-        self.actions, self.share = self.actions[:keep], Share()
+        self.actions, self.share = self.actions[:keep], GroupState()
         for action in self.actions:
             apply_to(self.share, action)  # type: ignore[arg-type]
         self.committed = keep

@@ -16,11 +16,11 @@ from support import eventually
 
 import qmq
 from qmq.client.connection.connection import ClientTiming
-from qmq.client.producing.producer import Backlog, IdleProducers
+from qmq.client.producing.producer import IdleProducers, ProducerBase
 from qmq.errors import NotConnected
 from qmq.model import Order, SubjectConfig
 from qmq.node.dev_node import Node
-from qmq.process.event_loop import LoopRound
+from qmq.process.event_loop import EventLoopTick
 from qmq.testing import TestCluster
 from qmq.wire.frame import Frame
 
@@ -101,7 +101,7 @@ async def test_producers_of_every_kind_are_given_up() -> None:
         await mq.send("s-1", b"x", delay=timedelta(hours=1))
 
 
-class Failing(Backlog):
+class Failing(ProducerBase):
     """A producer all of whose messages fail."""
 
     def fail(self, ticket: Any) -> None:
@@ -125,7 +125,7 @@ class Told:
 
 
 async def test_a_producer_that_is_never_flushed_keeps_few_of_its_failures() -> None:
-    links: Any = SimpleNamespace(is_closed=False, round=LoopRound())
+    links: Any = SimpleNamespace(is_closed=False, round=EventLoopTick())
     producer = Failing(links)
     tickets = [Told(f"{number}") for number in range(5_000)]
     kept = [weakref.ref(each) for each in tickets]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fake_cluster import FakeGroup, FakeMeta, serving
 
-from qmq.client.connection.pool import Links
+from qmq.client.connection.pool import ConnectionPool
 from qmq.client.metadata.cache import Master
 from qmq.errors import ClientClosed
 
@@ -36,7 +36,7 @@ async def test_a_connection_that_is_made_while_the_client_closes_is_closed_too()
     groups = [FakeGroup("g0"), FakeGroup("g1")]
     async with serving(groups, [FakeMeta(groups)]):
         locator: Any = Addresses(groups)
-        links = Links(locator, "c")
+        links = ConnectionPool(locator, "c")
         locator.may_answer.set()
         await links.reach("s", "g0")
         others = asyncio.all_tasks()
@@ -55,7 +55,7 @@ async def test_no_connection_begins_after_the_client_is_closed() -> None:
     groups = [FakeGroup("g0"), FakeGroup("g1")]
     async with serving(groups, [FakeMeta(groups)]):
         locator: Any = Addresses(groups)
-        links = Links(locator, "c")
+        links = ConnectionPool(locator, "c")
         reaching = asyncio.create_task(links.reach("s", "g0"))
         await locator.is_asked.wait()
         await links.close()

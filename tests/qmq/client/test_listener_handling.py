@@ -16,7 +16,7 @@ import pytest
 from support import eventually
 
 import qmq
-from qmq.client.consuming.message import Decoded, Slice
+from qmq.client.consuming.message import BatchSlice, DecodedBatch
 from qmq.client.listening.message_handling import say_from_threads
 from qmq.errors import DelayTooLong, InvalidArgument, UnknownSubject
 from qmq.node.dev_node import Node
@@ -241,7 +241,7 @@ class Settler:
     def settle(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
         self.threads.append(threading.get_ident())
 
-    def nack(self, part: Slice, delay: timedelta | None, error: str = "") -> None:
+    def nack(self, part: BatchSlice, delay: timedelta | None, error: str = "") -> None:
         self.threads.append(threading.get_ident())
 
     async def settle_now(self, first: int, last: int, verdict: int) -> None:
@@ -251,7 +251,7 @@ class Settler:
 async def test_verdicts_of_threads_are_given_in_the_event_loops_thread() -> None:
     settler = Settler()
     _, region = encode(b"s", Columns([b"x"]), producer_id=1, batch_sequence=1, create_time_ms=1)
-    message = qmq.Message(settler, Decoded(BatchView(Envelope(0, 0, 0, 0, 0, 0, 0, 0), region)), 0, 1, 5)
+    message = qmq.Message(settler, DecodedBatch(BatchView(Envelope(0, 0, 0, 0, 0, 0, 0, 0), region)), 0, 1, 5)
     say_from_threads(message, asyncio.get_running_loop())
     message.ack_later()
     await asyncio.to_thread(message.ack_later)

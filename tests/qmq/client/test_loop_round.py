@@ -14,7 +14,7 @@ from support import node_config, running
 
 import qmq
 from qmq.client.producing.receipts import BatchReceipt, Ticket
-from qmq.process.event_loop import LoopRound, WaitingTask
+from qmq.process.event_loop import EventLoopTick, TickFuture
 
 RECEIPT = BatchReceipt("s", 0, 0, 1, 1, 1, 1, "g")
 SENDS = 300
@@ -69,7 +69,7 @@ async def test_the_application_gets_a_message_before_the_next_pull_is_prepared(t
 
 
 async def test_a_task_continues_in_the_callback_that_ended_its_wait() -> None:
-    loop_round, said = LoopRound(), list[str]()
+    loop_round, said = EventLoopTick(), list[str]()
     ticket = Ticket(loop_round)
 
     async def wait() -> None:
@@ -91,10 +91,10 @@ async def test_a_task_continues_in_the_callback_that_ended_its_wait() -> None:
 
 
 async def test_tasks_run_before_calls_and_calls_made_by_tasks_are_of_the_same_round() -> None:
-    loop_round, said = LoopRound(), list[str]()
-    waiters = [WaitingTask(), WaitingTask()]
+    loop_round, said = EventLoopTick(), list[str]()
+    waiters = [TickFuture(), TickFuture()]
 
-    async def wait(waiter: WaitingTask, name: str) -> None:
+    async def wait(waiter: TickFuture, name: str) -> None:
         await waiter
         said.append(name)
         loop_round.at_end(lambda: said.append(f"sent by {name}"))
@@ -116,8 +116,8 @@ async def test_tasks_run_before_calls_and_calls_made_by_tasks_are_of_the_same_ro
 
 
 async def test_outside_of_a_callback_the_work_is_done_in_the_next_round() -> None:
-    loop_round, said = LoopRound(), list[str]()
-    waiter = WaitingTask()
+    loop_round, said = EventLoopTick(), list[str]()
+    waiter = TickFuture()
 
     async def wait() -> None:
         await waiter
@@ -134,7 +134,7 @@ async def test_outside_of_a_callback_the_work_is_done_in_the_next_round() -> Non
 
 
 async def test_a_task_cancelled_while_waiting_is_not_woken_again() -> None:
-    loop_round, waiter = LoopRound(), WaitingTask()
+    loop_round, waiter = EventLoopTick(), TickFuture()
 
     async def wait() -> None:
         await waiter
@@ -149,7 +149,7 @@ async def test_a_task_cancelled_while_waiting_is_not_woken_again() -> None:
 
 
 async def test_who_is_cancelled_after_the_wake_up_is_still_cancelled() -> None:
-    loop_round, waiter = LoopRound(), WaitingTask()
+    loop_round, waiter = EventLoopTick(), TickFuture()
 
     async def wait() -> None:
         await waiter
@@ -163,7 +163,7 @@ async def test_who_is_cancelled_after_the_wake_up_is_still_cancelled() -> None:
 
 
 async def test_a_timeout_ends_the_wait_for_a_ticket_and_the_ticket_lives_on() -> None:
-    ticket = Ticket(LoopRound())
+    ticket = Ticket(EventLoopTick())
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0):
             await ticket
@@ -172,7 +172,7 @@ async def test_a_timeout_ends_the_wait_for_a_ticket_and_the_ticket_lives_on() ->
 
 
 async def test_several_tasks_may_wait_for_one_ticket_also_through_wait_for_and_gather() -> None:
-    ticket = Ticket(LoopRound())
+    ticket = Ticket(EventLoopTick())
 
     async def wait() -> BatchReceipt:
         return await ticket
@@ -184,7 +184,7 @@ async def test_several_tasks_may_wait_for_one_ticket_also_through_wait_for_and_g
 
 
 async def test_a_failure_at_the_end_of_a_round_is_reported_and_keeps_nothing_else() -> None:
-    loop_round, said = LoopRound(), list[str]()
+    loop_round, said = EventLoopTick(), list[str]()
     reported: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: reported.append(context["exception"]))
     failure = ValueError("boom")
@@ -202,18 +202,18 @@ def test_a_task_that_exits_the_program_lets_the_others_end() -> None:
     ended: list[str] = []
     tasks: list[asyncio.Task[None]] = []
 
-    async def exits(waiter: WaitingTask) -> None:
+    async def exits(waiter: TickFuture) -> None:
         await waiter
         raise SystemExit(3)
 
-    async def follows(waiter: WaitingTask) -> None:
+    async def follows(waiter: TickFuture) -> None:
         try:
             await waiter
         finally:
             ended.append("follows")
 
     async def program() -> None:
-        loop_round, waiters = LoopRound(), [WaitingTask(), WaitingTask()]
+        loop_round, waiters = EventLoopTick(), [TickFuture(), TickFuture()]
         tasks[:] = asyncio.create_task(exits(waiters[0])), asyncio.create_task(follows(waiters[1]))
         await asyncio.sleep(0)
         for waiter in waiters:

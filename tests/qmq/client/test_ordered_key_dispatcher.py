@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from qmq_ordering.routes import LpRange
 
-from qmq.client.consuming.message import Decoded
+from qmq.client.consuming.message import DecodedBatch
 from qmq.client.consuming.ordered.keys import KeyDispatcher
 from qmq.client.consuming.ordered.lane import Cell, FailurePolicy, LaneArrival, LaneCore
 from qmq.client.consuming.ordered.message import OrderedMessage
@@ -58,7 +58,7 @@ def bring(dispatcher: KeyDispatcher, lane: Lane, *keys: bytes) -> list[OrderedMe
     assert parse_header(region).count == len(keys)
     arrivals = [LaneArrival(at + index, key, 1) for index, key in enumerate(keys)]
     cells = lane.core.delivered(arrivals, at + len(keys), is_end=False)
-    messages = [OrderedMessage(Nobody(), lane, cell, Decoded(view), index, 1, 1) for index, cell in enumerate(cells)]
+    messages = [OrderedMessage(Nobody(), lane, cell, DecodedBatch(view), index, 1, 1) for index, cell in enumerate(cells)]
     dispatcher.put(messages)
     return messages
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from qmq.client.producing.batch import Batch
 from qmq.client.producing.receipts import Ticket
-from qmq.client.producing.sender_window import PipeWindow
+from qmq.client.producing.sender_window import SenderWindow
 from qmq.delivery.retries import PRODUCER
 from qmq.errors import InvalidArgument, NotConnected, NotMaster, Outcome, Overloaded, QmqError
 from qmq.wire.batch_columns import Columns
@@ -15,9 +15,9 @@ LOST = NotConnected("lost", outcome=Outcome.UNKNOWN)
 BUSY = Overloaded("busy")
 
 
-def window_with(*numbers: int, rest_s: Callable[[int, QmqError], float] = lambda *_: 1.0) -> tuple[PipeWindow, list[Batch]]:
+def window_with(*numbers: int, rest_s: Callable[[int, QmqError], float] = lambda *_: 1.0) -> tuple[SenderWindow, list[Batch]]:
     """A window, connected, and these batches on their way."""
-    window = PipeWindow(8, PRODUCER._replace(rest_s=rest_s))
+    window = SenderWindow(8, PRODUCER._replace(rest_s=rest_s))
     window.connected()
     batches = [Batch(Columns([b"x"]), 1, Ticket(), number, size=1, until=60.0) for number in numbers]
     for batch in batches:
@@ -25,7 +25,7 @@ def window_with(*numbers: int, rest_s: Callable[[int, QmqError], float] = lambda
     return window, batches
 
 
-def sent(window: PipeWindow, now: float) -> list[int]:
+def sent(window: SenderWindow, now: float) -> list[int]:
     found = []
     while (batch := window.next(now)) is not None:
         found.append(batch.sequence)

@@ -22,7 +22,7 @@ from qmq.client.consuming.session import (
     start,
     wait_ms,
 )
-from qmq.client.consuming.settlements import Outstanding
+from qmq.client.consuming.settlements import UnackedRanges
 from qmq.errors import InvalidArgument
 from qmq.limits import CONSUMER_UNACKED_BYTES_MAX, CONSUMER_UNACKED_MAX, MIB
 
@@ -207,7 +207,7 @@ def test_limits_that_no_consumer_can_have_are_refused(wrong: tuple[int, int]) ->
 def test_the_bytes_of_outstanding_messages_stay_exact() -> None:
     for seed in range(100):
         draw = random.Random(seed)
-        outstanding, model, pull = Outstanding(), dict[int, int](), 0
+        outstanding, model, pull = UnackedRanges(), dict[int, int](), 0
         for _ in range(40):
             if draw.random() < 0.4:
                 count, size = draw.randint(1, 9), draw.randint(1, 99)

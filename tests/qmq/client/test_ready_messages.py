@@ -15,7 +15,7 @@ import pytest
 from support.forms import SEED, examples
 
 from qmq.client.consuming import iterator
-from qmq.client.consuming.message import Message, Slice, StoredMessage
+from qmq.client.consuming.message import BatchSlice, Message, StoredMessage
 from qmq.client.consuming.ready_form import IS_COMPILED, TaskHolding
 from qmq.client.local_messages import LocalMessage, local_batch
 from qmq.client.task_messages import Owner, TaskMessages
@@ -65,7 +65,7 @@ class Loop:
             await self.arrived.wait()
         return message
 
-    def part(self, count: int, pull: int = 0) -> Slice:
+    def part(self, count: int, pull: int = 0) -> BatchSlice:
         """A slice of messages b"0", b"1" and so on."""
         (part,) = local_batch("s", [LocalMessage(b"%d" % number) for number in range(count)]).messages.slices
         assert part.batch.bodies

@@ -17,7 +17,7 @@ from support import eventually
 import qmq
 from qmq import blocking, limits
 from qmq.client.connection.connection import TIMING, ClientTiming
-from qmq.client.consuming.message import Decoded, Message, Messages, Slice
+from qmq.client.consuming.message import BatchSlice, DecodedBatch, Message, Messages
 from qmq.client.producing.delayed import LongRetry, batches, retry_columns
 from qmq.errors import ClientClosed, DelayTooLong, InvalidArgument, Overloaded, ReadOnly
 from qmq.model import DelayedId, MessageId
@@ -446,7 +446,7 @@ def made(sizes: Sequence[int], created_ms: Sequence[int] | None = None) -> list[
     for number, size in enumerate(sizes):
         created = created_ms[number] if created_ms else 0
         _, region = encode(b"s", Columns([bytes(size)]), producer_id=1, batch_sequence=number, create_time_ms=created)
-        part = Slice(Decoded(BatchView(Envelope(0, 0, 0, number, 1, 1, 1, 0), region)), 0, 1, 1, number, None)  # type: ignore[arg-type]
+        part = BatchSlice(DecodedBatch(BatchView(Envelope(0, 0, 0, number, 1, 1, 1, 0), region)), 0, 1, 1, number, None)  # type: ignore[arg-type]
         message: Message = part.message(0)
         found.append(LongRetry(Nobody(), message, number))
     return found

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from qmq.client.metadata.cache import Master, RouteBook, SubjectRoute
+from qmq.client.metadata.cache import Master, RouteTable, SubjectRoute
 
 
-def learned(book: RouteBook, *routes: SubjectRoute, subject: str = "s") -> set[str]:
+def learned(book: RouteTable, *routes: SubjectRoute, subject: str = "s") -> set[str]:
     return book.learn(book.ask(), subject, routes).outdated
 
 
 def test_an_older_epoch_is_ignored_and_a_newer_one_counts_for_all_subjects() -> None:
-    book = RouteBook()
+    book = RouteTable()
     learned(book, SubjectRoute("g1", "a:1", 4, True))
     learned(book, SubjectRoute("g1", "a:1", 4, True), subject="t")
     book.doubt("g1", Master("a:1", 4))
@@ -23,7 +23,7 @@ def test_an_older_epoch_is_ignored_and_a_newer_one_counts_for_all_subjects() -> 
 
 
 def test_a_doubt_is_cleared_only_by_a_later_request() -> None:
-    book = RouteBook()
+    book = RouteTable()
     learned(book, SubjectRoute("g1", "a:1", 4, True))
     under_way = book.ask()
     assert book.doubt("g1", Master("a:1", 4))
@@ -34,7 +34,7 @@ def test_a_doubt_is_cleared_only_by_a_later_request() -> None:
 
 
 def test_another_master_is_accepted_whenever_it_was_asked_for() -> None:
-    book = RouteBook()
+    book = RouteTable()
     learned(book, SubjectRoute("g1", "a:1", 4, True))
     under_way = book.ask()
     book.doubt("g1", Master("a:1", 4))
@@ -45,7 +45,7 @@ def test_another_master_is_accepted_whenever_it_was_asked_for() -> None:
 
 
 def test_a_group_without_a_master_is_placed_but_not_reachable() -> None:
-    book = RouteBook()
+    book = RouteTable()
     learned(book, SubjectRoute("g1", "", 4, True), SubjectRoute("g2", "c:1", 1, False))
     assert book.groups("s") == {"g1": True, "g2": False}
     assert book.master("g1") is None
@@ -57,7 +57,7 @@ def test_a_group_without_a_master_is_placed_but_not_reachable() -> None:
 
 
 def test_a_few_subjects_cover_all_groups() -> None:
-    book = RouteBook()
+    book = RouteTable()
     learned(book, SubjectRoute("g1", "a:1", 1, True), SubjectRoute("g2", "b:1", 1, True), subject="s")
     learned(book, SubjectRoute("g2", "b:1", 1, True), subject="t")
     learned(book, SubjectRoute("g3", "c:1", 1, True), subject="u")

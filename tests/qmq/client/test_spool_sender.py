@@ -17,7 +17,7 @@ from support import eventually
 import qmq
 from qmq.client.connection.connection import ClientTiming
 from qmq.client.consuming import settlements
-from qmq.client.consuming.settlements import Kept, Origin, unpack
+from qmq.client.consuming.settlements import SpooledAck, SpoolOwner, unpack
 from qmq.errors import InvalidArgument, NotMaster, UnknownConsumer
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
@@ -45,7 +45,7 @@ def queues(it: Cluster) -> list[FakeQueue]:
     return [FakeQueue(group) for group in it.groups]
 
 
-def files(state: Path) -> list[tuple[Origin, list[Kept]]]:
+def files(state: Path) -> list[tuple[SpoolOwner, list[SpooledAck]]]:
     return [unpack(path.read_bytes()) for path in sorted(state.glob("*"))]
 
 
@@ -71,7 +71,7 @@ async def taken(mq: qmq.Client, queue: FakeQueue, bodies: list[bytes], *attempts
     return consumer, await pulling
 
 
-async def left_behind(it: Cluster, queue: FakeQueue, **how: object) -> Origin:
+async def left_behind(it: Cluster, queue: FakeQueue, **how: object) -> SpoolOwner:
     """A client was closed while the broker was away, with verdicts on 0 (done) and 1 (failed) of 0 to 3; the broker is back."""
     async with qmq.Client(it.meta.address, timing=QUICK) as mq:
         consumer, found = await taken(mq, queue, [b"0", b"1", b"2", b"3"], **how)
@@ -82,7 +82,7 @@ async def left_behind(it: Cluster, queue: FakeQueue, **how: object) -> Origin:
     queue.frames.clear()
     queue.resume()
     await back(queue.group)
-    return Origin(queue.group.name, queue.attaches[-1])
+    return SpoolOwner(queue.group.name, queue.attaches[-1])
 
 
 # --- in the same process -----------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ async def test_verdicts_given_without_a_broker_are_kept_until_delivered(it: Clus
         Settlement(2, 2, ACK, 0),
         Settlement(3, 3, ACK, 0),
     ]
-    assert origin == Origin("g0", wire.Attach("s", 0, "g", "worker", consumer.incarnation, 4, RESUME, 30_000, [], [], ""))
+    assert origin == SpoolOwner("g0", wire.Attach("s", 0, "g", "worker", consumer.incarnation, 4, RESUME, 30_000, [], [], ""))
     queues[0].resume()
     await back(it.groups[0])
     await waiting

@@ -22,7 +22,7 @@ from support.first_calls import CALLS, KnownMasters
 
 import qmq
 from qmq.client.connection.connection import ClientTiming
-from qmq.client.connection.pool import Links
+from qmq.client.connection.pool import ConnectionPool
 from qmq.client.metadata.cache import Master
 from qmq.errors import NameUnresolved, QmqError, UnknownHost
 
@@ -110,7 +110,7 @@ async def test_a_client_that_reached_a_broker_waits_on_and_logs_the_name_once(tm
     async with running(node_config(tmp_path)) as node:
         locator: Any = KnownMasters({"good": Master(node.data_address, 1), "lost": Master(f"{NOWHERE}:1", 1)})
         clock = Clock()
-        links = Links(locator, "c", now_s=clock)
+        links = ConnectionPool(locator, "c", now_s=clock)
 
         async def failure() -> QmqError:
             clock.now_s += PATIENCE_S

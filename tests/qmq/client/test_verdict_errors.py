@@ -14,7 +14,7 @@ from support import eventually
 
 import qmq
 from qmq import blocking
-from qmq.client.consuming.settlements import Settlements, in_frames
+from qmq.client.consuming.settlements import AckBatch, in_frames
 from qmq.errors import InvalidArgument
 from qmq.limits import REQUEUE_MS_MAX
 from qmq.wire.frame import FrameKind
@@ -146,7 +146,7 @@ async def test_scripts_say_why_too(it: DelayCluster, queue: FakeQueue) -> None:
 
 
 def test_verdicts_are_joined_only_if_they_say_the_same() -> None:
-    collected = Settlements()
+    collected = AckBatch()
     for pull, error in enumerate(("a", "a", "b", "", "")):
         collected.add(pull, pull, NACK, 5, error)
     assert collected.take() == [Settlement(0, 1, NACK, 5, "a"), Settlement(2, 2, NACK, 5, "b"), Settlement(3, 4, NACK, 5)]

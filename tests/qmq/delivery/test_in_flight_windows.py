@@ -24,7 +24,7 @@ from qmq.client.producing.batch import Batch
 from qmq.client.producing.ordered.batch import OrderedBatch
 from qmq.client.producing.ordered.stream import Stream
 from qmq.client.producing.receipts import SplitTicket, Ticket
-from qmq.client.producing.sender_window import PipeWindow
+from qmq.client.producing.sender_window import SenderWindow
 from qmq.delay.dispatcher.due_window import DueBatch, DueWindow
 from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
 from qmq.delivery.retries import DELAY_SERVER, ORDERED_SINK, PRODUCER, SINK
@@ -69,7 +69,7 @@ class PipeKind:
     """Whether a batch that was refused because of its content may be accepted at another try."""
 
     def __init__(self) -> None:
-        self.window: Any = PipeWindow(8, PRODUCER._replace(rest_s=rest))
+        self.window: Any = SenderWindow(8, PRODUCER._replace(rest_s=rest))
         self.pool = deque[Batch]()
         self.found: list[tuple[int, Fate]] = []
 

@@ -11,7 +11,7 @@ from qmq.errors import CorruptBatch, InvariantBroken
 from qmq.log import command_messages
 from qmq.log.actions import Join, Leave, PullAction, Pulled, Return
 from qmq.log.changes import apply_to
-from qmq.log.group_state import Share
+from qmq.log.group_state import GroupState
 from qmq.model import Partition, QueueId
 
 NAMES = ("s", 0, "g", "c")
@@ -30,7 +30,7 @@ def test_a_broken_invariant_is_noticed_where_asserts_are_removed() -> None:
 
 
 def test_what_only_the_master_does_and_never_does_wrong_breaks_an_invariant() -> None:
-    share = Share()
+    share = GroupState()
     apply_to(share, Leave(*NAMES, expired=False))
     for action in (PullAction(*NAMES, (Pulled(0, 1, 1),)), Return(*NAMES, received=-1)):
         with pytest.raises(InvariantBroken, match="is no consumer"):

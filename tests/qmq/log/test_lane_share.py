@@ -11,7 +11,7 @@ from support.forms import examples
 
 from qmq.log.actions import LaneBegin, LaneDone, LaneFail, LaneGrant, LaneInherit, LanePark, LaneRelease, LaneReset, LaneUnpark
 from qmq.log.changes import apply_to
-from qmq.log.lane_state import LaneProgress, LaneShare
+from qmq.log.lane_state import GroupLaneState, LaneProgress
 
 WIDTH, LENGTH = 8, 12
 NAMES = ("s", 1, "g", "c")
@@ -20,7 +20,7 @@ NAMES = ("s", 1, "g", "c")
 class LaneMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
-        self.share = LaneShare()
+        self.share = GroupLaneState()
         apply_to(self.share, LaneBegin(*NAMES, 0, WIDTH, 0, 0))
         self.done: set[tuple[int, int]] = set()
         self.holders: dict[int, tuple[int, int]] = {}
@@ -93,7 +93,7 @@ class LaneMachine(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        self.share = LaneShare.from_state(msgspec.msgpack.decode(msgspec.msgpack.encode(self.share.to_state()), strict=False))
+        self.share = GroupLaneState.from_state(msgspec.msgpack.decode(msgspec.msgpack.encode(self.share.to_state()), strict=False))
 
     @invariant()
     def is_what_the_model_says(self) -> None:
@@ -111,7 +111,7 @@ test_lanes_agree_with_the_model = LaneMachine.TestCase
 
 
 def test_a_void_token_settles_fails_and_parks_nothing() -> None:
-    share = LaneShare()
+    share = GroupLaneState()
     apply_to(share, LaneBegin(*NAMES, 0, 8, 0, 0))
     zombie = apply_to(share, LaneGrant(*NAMES, 0, 8, "i", 1000))
     apply_to(share, LaneRelease(*NAMES, zombie))
@@ -123,7 +123,7 @@ def test_a_void_token_settles_fails_and_parks_nothing() -> None:
 
 
 def test_tokens_grow_and_are_never_given_twice() -> None:
-    share = LaneShare()
+    share = GroupLaneState()
     apply_to(share, LaneBegin(*NAMES, 0, 8, 0, 0))
     tokens = [apply_to(share, LaneGrant(*NAMES, 0, 8, "i", 1000)) for _ in range(3)]
     apply_to(share, LaneReset(*NAMES, 0, 8, 0))
@@ -132,14 +132,14 @@ def test_tokens_grow_and_are_never_given_twice() -> None:
 
 
 def test_a_group_that_began_is_not_begun_again_elsewhere() -> None:
-    share = LaneShare()
+    share = GroupLaneState()
     apply_to(share, LaneBegin(*NAMES, 0, 8, 5, 0))
     apply_to(share, LaneBegin(*NAMES, 0, 8, 0, 0))
     assert share.done_before() == 5
 
 
 def test_neighbours_that_come_to_the_same_point_are_one_again() -> None:
-    share = LaneShare()
+    share = GroupLaneState()
     apply_to(share, LaneBegin(*NAMES, 0, 8, 0, 0))
     left = apply_to(share, LaneGrant(*NAMES, 0, 4, "i", 1000))
     right = apply_to(share, LaneGrant(*NAMES, 4, 8, "i", 1000))
@@ -152,7 +152,7 @@ def test_neighbours_that_come_to_the_same_point_are_one_again() -> None:
 
 def test_parking_a_parked_key_again_counts_once() -> None:
     """A consumer parks the key again when the answer was lost."""
-    share = LaneShare()
+    share = GroupLaneState()
     apply_to(share, LaneBegin(*NAMES, 0, 8, 0, 0))
     token = apply_to(share, LaneGrant(*NAMES, 0, 8, "i", 1000))
     for at in (5, 9, 5, 9):

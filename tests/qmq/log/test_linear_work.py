@@ -18,14 +18,14 @@ from support.forms import examples
 from qmq.errors import DiskFull
 from qmq.log.actions import Begin, Join, LaneBegin, LaneDone, LaneFail, LaneGrant, LanePark, LaneUnpark, PullAction, Pulled, SettleAction
 from qmq.log.changes import apply_to
-from qmq.log.group_state import Share
-from qmq.log.lane_state import FAILURES_MAX, LaneProgress, LaneShare
+from qmq.log.group_state import GroupState
+from qmq.log.lane_state import FAILURES_MAX, GroupLaneState, LaneProgress
 from qmq.log.log_config import LogConfig
 from qmq.log.producers import PRODUCERS_MAX, Producers
 from qmq.log.recovery import open_store
 from qmq.wire.frame_payloads import Produced, Verdict
 
-LOG = str(Path(sys.modules[LaneShare.__module__].__file__ or "").parent)
+LOG = str(Path(sys.modules[GroupLaneState.__module__].__file__ or "").parent)
 NAMES = ("s", 1, "g")
 
 
@@ -54,8 +54,8 @@ def require_linear(lines: Callable[[int], int], small: int) -> None:
     assert many <= 12 * few + 1_000, f"{few} lines for {small}, and {many} for eight times as many"
 
 
-def lanes() -> tuple[LaneShare, int]:
-    share = LaneShare()
+def lanes() -> tuple[GroupLaneState, int]:
+    share = GroupLaneState()
     apply_to(share, LaneBegin(*NAMES, "", 0, 8, 0, 0))
     return share, apply_to(share, LaneGrant(*NAMES, "c", 0, 8, "i", 1_000))
 
@@ -92,7 +92,7 @@ def test_a_new_producer_in_a_full_queue_looks_at_no_other() -> None:
 
 
 def test_a_verdict_looks_at_few_of_the_ranges_that_wait() -> None:
-    share = Share()
+    share = GroupState()
     apply_to(share, Begin(*NAMES, "", 0))
     apply_to(share, Join(*NAMES, "c", "i", 1_000, -1))
     apply_to(share, PullAction(*NAMES, "c", (Pulled(0, 20_000, 1),)))

@@ -31,7 +31,7 @@ from qmq.errors import QmqError
 from qmq.log import follower, opening_snapshots, retention
 from qmq.log import store as stores
 from qmq.log.envelopes import walk
-from qmq.log.lane_state import LaneShare
+from qmq.log.lane_state import GroupLaneState
 from qmq.log.opening_snapshots import is_opened_whole
 from qmq.log.retention import begin_retention, end_retention
 from qmq.log.segments import Segments
@@ -352,16 +352,16 @@ def without_the_second(state: Sequence[object]) -> Iterator[bytes]:
             yield item
 
 
-def without_parked(state: list[Any]) -> LaneShare:
+def without_parked(state: list[Any]) -> GroupLaneState:
     return FROM_STATE([*state[:4], {}, *state[5:]])
 
 
 ITEMS = opening_snapshots.items_of
-FROM_STATE = LaneShare.from_state
+FROM_STATE = GroupLaneState.from_state
 BUGS: dict[str, tuple[Any, str, Any]] = {
     "cut a snapshot by its states, not by their bytes": (stores, "to_payloads", by_count),
     "leave a piece of a long state out": (opening_snapshots, "items_of", without_the_second),
-    "read a group's state without what is parked": (LaneShare, "from_state", staticmethod(without_parked)),
+    "read a group's state without what is parked": (GroupLaneState, "from_state", staticmethod(without_parked)),
     "begin a log with a part of a snapshot": (retention, "_may_begin", lambda _, kept_from: kept_from),
 }
 

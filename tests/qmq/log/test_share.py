@@ -10,22 +10,22 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from qmq.log.actions import Begin, DeadLettered, Join, Leave, PullAction, Pulled, Reset, Return, SettleAction
 from qmq.log.changes import apply_to
-from qmq.log.group_state import Dying, Requeued, Settled, Share
+from qmq.log.group_state import Dying, GroupState, Requeued, Settled
 from qmq.wire.frame_payloads import Verdict
 
 WHERE = ("s", 0, "g")
 
 
-def pull(share: Share, consumer: str, *ranges: tuple[int, int, int]) -> None:
+def pull(share: GroupState, consumer: str, *ranges: tuple[int, int, int]) -> None:
     apply_to(share, PullAction(*WHERE, consumer, tuple(Pulled(*each) for each in ranges)))
 
 
-def settle(share: Share, consumer: str, *settlements: tuple[int, int, int, int], now_ms: int = 0) -> Settled:
+def settle(share: GroupState, consumer: str, *settlements: tuple[int, int, int, int], now_ms: int = 0) -> Settled:
     return apply_to(share, SettleAction(*WHERE, consumer, now_ms, settlements))
 
 
-def joined(*consumers: str) -> Share:
-    share = Share()
+def joined(*consumers: str) -> GroupState:
+    share = GroupState()
     for each in consumers:
         apply_to(share, Join(*WHERE, each, "i", 1000, -1))
     return share
@@ -103,7 +103,7 @@ def test_a_share_stored_by_an_older_release_has_no_dying_messages() -> None:
     share = joined("a")
     pull(share, "a", (0, 3, 1))
     old = share.to_state()[:5]
-    loaded = Share.from_state(old)
+    loaded = GroupState.from_state(old)
     loaded.check()
     assert (loaded.deaths, loaded.dying, loaded.unacked()) == (0, [], 3)
 
@@ -127,7 +127,7 @@ class ShareMachine(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.share = Share()
+        self.share = GroupState()
         apply_to(self.share, Begin(*WHERE, "", 0))
         self.model = [Copy() for _ in range(200)]
         self.now_ms = self.deaths = 0
@@ -207,7 +207,7 @@ class ShareMachine(RuleBasedStateMachine):
     @rule()
     def keep_and_load(self) -> None:
         state = msgspec.msgpack.decode(msgspec.msgpack.encode(self.share.to_state()))
-        self.share = Share.from_state(state)
+        self.share = GroupState.from_state(state)
 
     @invariant()
     def agrees(self) -> None:

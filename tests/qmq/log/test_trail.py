@@ -33,9 +33,9 @@ from qmq.log.actions import (
     ShareAction,
 )
 from qmq.log.changes import apply_to
-from qmq.log.group_state import Share, ShareEvent, ShareEventKind
-from qmq.log.history import LaneTrail, MessagePlace, Trail, TrailEvent, holder_of, standing, where
-from qmq.log.lane_state import LaneShare
+from qmq.log.group_state import GroupState, ShareEvent, ShareEventKind
+from qmq.log.history import LaneMessageEvents, MessageEvents, MessagePlace, TrailEvent, holder_of, standing, where
+from qmq.log.lane_state import GroupLaneState
 from qmq.wire.settle_payloads import Verdict
 
 QUEUE = ("s", 0, "g")
@@ -47,7 +47,7 @@ CONSUMERS = ("a", "b")
 # --- against the share --------------------------------------------------------------------------------------------------
 
 
-def some_action(random: Random, share: Share, now_ms: int) -> ShareAction:
+def some_action(random: Random, share: GroupState, now_ms: int) -> ShareAction:
     """One that a broker could write now."""
     consumer = random.choice(CONSUMERS)
     holder = share.holders.get(consumer)
@@ -80,7 +80,7 @@ def some_action(random: Random, share: Share, now_ms: int) -> ShareAction:
     )
 
 
-def begins_nothing(share: Share) -> bool:
+def begins_nothing(share: GroupState) -> bool:
     """BEGIN is the first action, and the only one of its kind."""
     return not share.next_sequence and not share.holders
 
@@ -88,8 +88,8 @@ def begins_nothing(share: Share) -> bool:
 @settings(max_examples=examples(60))
 @given(st.randoms(use_true_random=False))
 def test_a_trail_says_of_each_message_what_the_share_says(random: Random) -> None:
-    share = Share()
-    trails = [Trail("g", sequence) for sequence in range(MESSAGES)]
+    share = GroupState()
+    trails = [MessageEvents("g", sequence) for sequence in range(MESSAGES)]
     for now_ms in range(60):
         action = some_action(random, share, now_ms)
         if isinstance(action, Begin) and not begins_nothing(share):
@@ -102,13 +102,13 @@ def test_a_trail_says_of_each_message_what_the_share_says(random: Random) -> Non
                 continue  # it is in the dead-letter queue: only its number says so
             assert now == told, (sequence, action)
         if random.random() < 0.1:  # a page ends, or a segment begins
-            trails = [Trail.from_state(each.sequence, each.to_state()) for each in trails]
+            trails = [MessageEvents.from_state(each.sequence, each.to_state()) for each in trails]
 
 
 @settings(max_examples=examples(30))
 @given(st.randoms(use_true_random=False))
 def test_the_events_of_a_share_tell_where_each_message_is(random: Random) -> None:
-    share, told = Share(), [MessagePlace.NEW] * MESSAGES
+    share, told = GroupState(), [MessagePlace.NEW] * MESSAGES
     for now_ms in range(60):
         action = some_action(random, share, now_ms)
         if isinstance(action, Begin) and not begins_nothing(share):
@@ -132,7 +132,7 @@ AFTER = {
 """Where an event leaves its messages; after a RESET only the group's new position says."""
 
 
-def _where_or_done(share: Share, sequence: int) -> MessagePlace:
+def _where_or_done(share: GroupState, sequence: int) -> MessagePlace:
     """The place of a message, where DYING counts as DONE: copies may differ in that."""
     where = standing(share, sequence).where
     return MessagePlace.DONE if where is MessagePlace.DYING else where
@@ -141,9 +141,9 @@ def _where_or_done(share: Share, sequence: int) -> MessagePlace:
 # --- events -------------------------------------------------------------------------------------------------------------
 
 
-def story(*actions: ShareAction, sequence: int = 5, share: Share | None = None) -> list[tuple[object, ...]]:
+def story(*actions: ShareAction, sequence: int = 5, share: GroupState | None = None) -> list[tuple[object, ...]]:
     """(kind, consumer, attempt) of each event; the nth action is at n ms."""
-    trail = Trail("g", sequence, share)
+    trail = MessageEvents("g", sequence, share)
     found = [event for number, action in enumerate(actions) for event in trail.apply(action, number)]
     assert trail.last == (found[-1] if found else None)
     return [event[2:5] for event in found]
@@ -164,7 +164,7 @@ def settle(
 
 
 def test_a_message_that_fails_is_lost_and_dies_has_a_story() -> None:
-    trail = Trail("g", 5)
+    trail = MessageEvents("g", 5)
     actions = [
         join("a"),
         join("b"),
@@ -227,26 +227,26 @@ def test_a_group_that_is_forgotten_starts_over() -> None:
 
 
 def test_a_trail_continues_from_a_snapshot() -> None:
-    share = Share()
+    share = GroupState()
     for action in (join("a"), join("b"), pull("b", (0, 3, 1)), pull("a", (3, 4, 1))):
         apply_to(share, action)
     assert story(settle("b", (2, 2, Verdict.ACK, 0)), settle("a", (2, 2, Verdict.ACK, 0)), share=share) == [("ack", "a", 1)]
     apply_to(share, settle("a", (2, 2, Verdict.DEAD, 0), errors=((0, "boom"),)))
-    dying = Trail("g", 5, share)
+    dying = MessageEvents("g", 5, share)
     assert (dying.now.where, dying.last) == (MessagePlace.DYING, TrailEvent(0, "g", "dead", "a", 1, 0, "boom"))
-    assert Trail("g", 2, share).now.where is MessagePlace.HELD
-    assert Trail("g", 7, share).now.where is MessagePlace.NEW
+    assert MessageEvents("g", 2, share).now.where is MessagePlace.HELD
+    assert MessageEvents("g", 7, share).now.where is MessagePlace.NEW
 
 
 # --- lanes --------------------------------------------------------------------------------------------------------------
 
 
-def lane_story(*actions: LaneAction, lp: int = 3) -> tuple[list[tuple[object, ...]], LaneTrail]:
-    trail = LaneTrail("g", 5, lp)
+def lane_story(*actions: LaneAction, lp: int = 3) -> tuple[list[tuple[object, ...]], LaneMessageEvents]:
+    trail = LaneMessageEvents("g", 5, lp)
     found = []
     for number, action in enumerate(actions):
         found += [event[2:5] for event in trail.apply(action, number)]
-        trail = LaneTrail.from_state(5, trail.to_state())
+        trail = LaneMessageEvents.from_state(5, trail.to_state())
     return found, trail
 
 
@@ -254,7 +254,7 @@ BEGUN = (LaneBegin(*LANES, "", 0, 8, 0, 0), LaneGrant(*LANES, "a", 0, 4, "i", 10
 
 
 def test_a_message_of_a_lane_is_settled_by_the_lanes_holder() -> None:
-    token = LaneShare().next_token
+    token = GroupLaneState().next_token
     events, trail = lane_story(*BEGUN, LaneDone(*LANES, "b", token + 1, ((0, 9),)), LaneDone(*LANES, "a", token, ((4, 6),)))
     assert events == [("grant", "a", 0), ("done", "a", 0)]
     assert (where(trail.share, 5, 3), where(trail.share, 5, 7), where(trail.share, 3, 3)) == (
@@ -268,7 +268,7 @@ def test_a_message_of_a_lane_is_settled_by_the_lanes_holder() -> None:
 
 
 def test_failures_parking_and_replays_are_reported() -> None:
-    token = LaneShare().next_token
+    token = GroupLaneState().next_token
     events, trail = lane_story(
         *BEGUN,
         LaneFail(*LANES, "a", token, 4, 1),
@@ -278,13 +278,13 @@ def test_failures_parking_and_replays_are_reported() -> None:
     assert events == [("grant", "a", 0), ("nack", "a", 1), ("park", "a", 0)]
     assert where(trail.share, 5, 3) is MessagePlace.WAITING
     for replays, kind, after in ((True, "replay", MessagePlace.NEW), (False, "drop", MessagePlace.DONE)):
-        copy = LaneTrail.from_state(5, trail.to_state())
+        copy = LaneMessageEvents.from_state(5, trail.to_state())
         assert [event.kind for event in copy.apply(LaneUnpark(*LANES, "", b"k", replays), 9)] == [kind]
         assert where(copy.share, 5, 3) is after
 
 
 def test_a_released_or_moved_lane_is_reported_only_if_something_changes() -> None:
-    token = LaneShare().next_token
+    token = GroupLaneState().next_token
     assert lane_story(*BEGUN, LaneRelease(*LANES, "a", token))[0] == [("grant", "a", 0)]
     assert lane_story(*BEGUN, LaneReset(*LANES, "", 0, 8, 6))[0][-1] == ("reset", "", 0)
     assert lane_story(LaneBegin(*LANES, "", 0, 8, 6, 0))[0] == [("skip", "", 0)]

@@ -27,7 +27,7 @@ from qmq.node.replica import repair
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
 from qmq.rpc.channel import answering
-from qmq.rpc.listener import RpcBounds, RpcDoor
+from qmq.rpc.listener import RpcBounds, RpcListener
 from qmq.rpc.server import rpc_server
 from qmq.rpc.server_name import ServerName
 from qmq.wire.batch import ENVELOPE_BYTES, Kind, place
@@ -109,7 +109,7 @@ async def serving(*stores: Store) -> AsyncIterator[tuple[dict[ServerName, str], 
     """Control ports of other replicas; the last one does not exist."""
     servers, addresses, peers = [], {}, []
     for number, store in enumerate(stores):
-        server = rpc_server(RpcDoor(RpcBounds(10, 10)))
+        server = rpc_server(RpcListener(RpcBounds(10, 10)))
         peers.append(Peer(store))
         control_pb2_grpc.add_BrokerControlServicer_to_server(peers[-1], server)
         addresses[ServerName(replica=f"r{number}")] = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

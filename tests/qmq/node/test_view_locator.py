@@ -20,7 +20,7 @@ from qmq_ordering.algebra import first_route, next_route, split
 from support import eventually
 from support.stores import FaultyStore
 
-from qmq.client.metadata.cache import Locator, Pushed, SubjectRoute
+from qmq.client.metadata.cache import MetadataCache, Pushed, SubjectRoute
 from qmq.client.metadata.service import MetadataClient
 from qmq.errors import NotConnected, UnknownSubject
 from qmq.meta.server import MetaConfig, MetaServer
@@ -134,7 +134,7 @@ async def test_a_new_master_and_a_new_route_reach_a_client_without_its_asking() 
     async with running() as world:
         config = SubjectConfig("o", groups=("g1", "g2"), order=Order.STRICT, logical_partitions=100, fencing=Fencing.LEASE)
         await world.create(config)
-        client = Locator(world.locator.locate, world.locator.watch)
+        client = MetadataCache(world.locator.locate, world.locator.watch)
         first = await client.ordering("o")
         assert first is not None
         assert (await client.master("o", "g1"))[:2] == ("g1-1:1", 1)

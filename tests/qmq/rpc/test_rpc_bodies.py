@@ -15,7 +15,7 @@ from support import node_config, running
 from qmq.errors import QmqError
 from qmq.rpc.bodies import RequestBodies, late_stream, late_unary
 from qmq.rpc.channel import abort
-from qmq.rpc.listener import RpcBounds, RpcDoor
+from qmq.rpc.listener import RpcBounds, RpcListener
 from qmq.rpc.network import NETWORK
 from qmq.rpc.server import rpc_server
 from qmq.rpc.strangers import StrangerBounds
@@ -51,7 +51,7 @@ async def _unused(_: bytes, __: Any) -> bytes:
 
 @asynccontextmanager
 async def echoing(bounds: StrangerBounds, grace_s: float = 0) -> AsyncIterator[grpc.aio.Channel]:
-    door = RpcDoor(RpcBounds(100, 100))
+    door = RpcListener(RpcBounds(100, 100))
     server = rpc_server(door, (Echo(RequestBodies(bounds, grace_s)),))
     handlers = {"Ask": grpc.unary_unary_rpc_method_handler(_unused), "Follow": grpc.unary_stream_rpc_method_handler(_unused)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", handlers),))

@@ -20,7 +20,7 @@ from support import eventually, node_config, running
 
 from qmq.broker.config import BrokerConfig
 from qmq.client.connection.connection import ClientTiming, Connection, connect
-from qmq.client.connection.pool import Links
+from qmq.client.connection.pool import ConnectionPool
 from qmq.client.metadata.cache import Master
 from qmq.client.metadata.service import MetadataClient
 from qmq.errors import NotConnected, ProtocolViolation, QmqError, WrongServer
@@ -28,7 +28,7 @@ from qmq.node.dev_node import Node
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
 from qmq.rpc.channel import RenewedChannel, typed_error
-from qmq.rpc.listener import RpcBounds, RpcDoor
+from qmq.rpc.listener import RpcBounds, RpcListener
 from qmq.rpc.network import NETWORK
 from qmq.rpc.server import NameCheck, rpc_server
 from qmq.rpc.server_name import ANY_SERVER, ServerName, always
@@ -81,7 +81,7 @@ class Server:
         yield self.name.replica.encode()
 
     async def start(self) -> None:
-        door = RpcDoor(RpcBounds(100, 100))
+        door = RpcListener(RpcBounds(100, 100))
         server = rpc_server(door, (NameCheck(always(self.name)),) if self._checks else ())
         handlers = {"Ask": grpc.unary_unary_rpc_method_handler(self._count), "Follow": grpc.unary_stream_rpc_method_handler(self._stream)}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", handlers),))
@@ -311,7 +311,7 @@ class OneMaster:
 async def test_a_client_keeps_no_connection_that_has_ended(tmp_path: Path) -> None:
     async with node_named(tmp_path / "node", "g1") as node:
         locator: Any = OneMaster(Master(node.data_address, 1, ServerName("", "g1", "g1")))
-        links = Links(locator, "c", timing=ClientTiming())
+        links = ConnectionPool(locator, "c", timing=ClientTiming())
         ended: list[weakref.ref[Connection]] = []
         for _ in range(3):
             _, connection = await links.reach("s", "g1")

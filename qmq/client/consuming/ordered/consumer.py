@@ -37,7 +37,7 @@ from typing import Any, Final, Self
 from qmq_ordering.lanes import Lane
 
 from qmq import limits
-from qmq.client.connection.pool import Links
+from qmq.client.connection.pool import ConnectionPool
 from qmq.client.consuming.consumer import default_name
 from qmq.client.consuming.ordered.acks import SettleClock
 from qmq.client.consuming.ordered.decompressed_batches import DecompressedBatches
@@ -74,7 +74,7 @@ class OrderedConsumer:
 
     def __init__(
         self,
-        links: Links,
+        links: ConnectionPool,
         sync: Sync,
         subject: str,
         group: str,

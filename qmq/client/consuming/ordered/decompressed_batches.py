@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from weakref import ref
 
-from qmq.client.consuming.message import Decoded
+from qmq.client.consuming.message import DecodedBatch
 
 
 class DecompressedBatches:
@@ -20,11 +20,11 @@ class DecompressedBatches:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._sizes: dict[ref[Decoded], int] = {}
+        self._sizes: dict[ref[DecodedBatch], int] = {}
         """The one that was used last is last."""
         self.bytes = 0
 
-    def used(self, batch: Decoded) -> None:
+    def used(self, batch: DecodedBatch) -> None:
         """A message of the batch was decompressed."""
         key = ref(batch, self._forget)
         size = self._sizes.pop(key, None)
@@ -38,5 +38,5 @@ class DecompressedBatches:
             if (older := oldest()) is not None:
                 older.decoded = None
 
-    def _forget(self, key: ref[Decoded]) -> None:
+    def _forget(self, key: ref[DecodedBatch]) -> None:
         self.bytes -= self._sizes.pop(key, 0)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import chain, repeat
 from typing import NamedTuple
 
-from qmq.client.consuming.message import Decoded, ReceivedBatches
+from qmq.client.consuming.message import DecodedBatch, ReceivedBatches
 from qmq.client.consuming.ordered.lane import Arrived, LaneArrival
 from qmq.errors import ProtocolViolation
 from qmq.wire import frame_payloads as wire
@@ -19,7 +19,7 @@ from qmq.wire import frame_payloads as wire
 class LanePart(NamedTuple):
     """Messages of one batch."""
 
-    batch: Decoded
+    batch: DecodedBatch
     indices: Sequence[int]
 
 
@@ -31,7 +31,7 @@ class Brought(NamedTuple):
     next_sequence: int
     is_end: bool
     arrivals: Iterator[Arrived]
-    places: Iterator[tuple[Decoded, int]]
+    places: Iterator[tuple[DecodedBatch, int]]
 
 
 class BroughtRuns(NamedTuple):
@@ -47,7 +47,7 @@ def unpack(payload: memoryview | bytes, session: int, received: ReceivedBatches,
     """Parse LANE_MESSAGES of a session, which `server` sent. Raises ProtocolViolation, CorruptBatch."""
     delivery, batches = _open(payload, session, received, server)
     arrivals: list[Iterator[Arrived]] = []
-    places: list[Iterator[tuple[Decoded, int]]] = []
+    places: list[Iterator[tuple[DecodedBatch, int]]] = []
     for each in delivery.ranges:
         batch, offset = _find(each, batches)
         keys: list[bytes] | None = batch.column("keys")
@@ -75,14 +75,16 @@ def unpack_runs(
     return BroughtRuns(delivery.next_sequence, delivery.is_end, arrivals, parts)
 
 
-def _open(payload: memoryview | bytes, session: int, received: ReceivedBatches, server: str) -> tuple[wire.LaneDelivery, list[Decoded]]:
+def _open(
+    payload: memoryview | bytes, session: int, received: ReceivedBatches, server: str
+) -> tuple[wire.LaneDelivery, list[DecodedBatch]]:
     delivery, at = wire.unpack_lane_delivery(payload)
     if delivery.session != session:
         raise ProtocolViolation(f"received messages for lane session {delivery.session} instead of {session}")
     return delivery, received.read(payload, at, delivery.batches, delivery.ranges, server)
 
 
-def _find(each: wire.Range, batches: list[Decoded]) -> tuple[Decoded, int]:
+def _find(each: wire.Range, batches: list[DecodedBatch]) -> tuple[DecodedBatch, int]:
     """The batch of a range, and the range's first place in it."""
     if each.batch >= len(batches):
         raise ProtocolViolation(f"{each} is in no batch of the answer")
@@ -93,9 +95,9 @@ def _find(each: wire.Range, batches: list[Decoded]) -> tuple[Decoded, int]:
     return batch, offset
 
 
-def _gather(ranges: list[wire.Range], batches: list[Decoded]) -> Iterator[tuple[Decoded, Sequence[int], int]]:
+def _gather(ranges: list[wire.Range], batches: list[DecodedBatch]) -> Iterator[tuple[DecodedBatch, Sequence[int], int]]:
     """(batch, places, attempt): adjacent ranges with the same batch and attempt together."""
-    begun: Decoded | None = None
+    begun: DecodedBatch | None = None
     indices: list[int] | range = range(0)
     attempt = 0
     for each in ranges:
@@ -115,7 +117,7 @@ def _gather(ranges: list[wire.Range], batches: list[Decoded]) -> Iterator[tuple[
         yield begun, indices, attempt
 
 
-def _without_parked(batch: Decoded, indices: Sequence[int], parked: Collection[bytes]) -> Iterator[tuple[bytes, Sequence[int]]]:
+def _without_parked(batch: DecodedBatch, indices: Sequence[int], parked: Collection[bytes]) -> Iterator[tuple[bytes, Sequence[int]]]:
     """Runs of messages that may be handed out (without key), and the messages of parked keys, each with its key."""
     keys: list[bytes] = (batch.column("keys") if parked else None) or []
     begin = 0

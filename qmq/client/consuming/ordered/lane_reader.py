@@ -32,7 +32,7 @@ from qmq_ordering.routes import LpRange
 
 from qmq import limits
 from qmq.client.connection.connection import Connection
-from qmq.client.connection.pool import Links
+from qmq.client.connection.pool import ConnectionPool
 from qmq.client.consuming.message import ReceivedBatches
 from qmq.client.consuming.ordered import lane_pull
 from qmq.client.consuming.ordered.acks import LaneAcks, SettleClock
@@ -236,7 +236,7 @@ class LaneReader:
 
     def __init__(
         self,
-        links: Links,
+        links: ConnectionPool,
         inbox: LaneInbox,
         terms: LaneTerms,
         lane: Lane,

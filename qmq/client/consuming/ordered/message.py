@@ -17,7 +17,7 @@ from typing import Protocol
 from qmq_ordering.lanes import Lane
 from qmq_ordering.routes import LpRange
 
-from qmq.client.consuming.message import CONTENT, Decoded, StoredMessage, delay_ms, error_text
+from qmq.client.consuming.message import CONTENT, DecodedBatch, StoredMessage, delay_ms, error_text
 from qmq.client.consuming.ordered.lane import Cell, LaneCore
 from qmq.errors import CorruptBatch
 
@@ -81,7 +81,7 @@ class LaneMessage(StoredMessage):
 
     __slots__ = (*CONTENT, "lane", "route_version", "token")
 
-    def __init__(self, lane: LaneSource, batch: Decoded, index: int, body: bytes, attempt: int, token: int, version: int) -> None:
+    def __init__(self, lane: LaneSource, batch: DecodedBatch, index: int, body: bytes, attempt: int, token: int, version: int) -> None:
         self.body = body
         self.attempt = attempt
         self.is_settled = False
@@ -122,7 +122,9 @@ class OrderedMessage(LaneMessage):
 
     __slots__ = ("_settler", "cell")
 
-    def __init__(self, settler: LaneSettler, lane: LaneSource, cell: Cell, batch: Decoded, index: int, token: int, version: int) -> None:
+    def __init__(
+        self, settler: LaneSettler, lane: LaneSource, cell: Cell, batch: DecodedBatch, index: int, token: int, version: int
+    ) -> None:
         # Not by super(): a call for each message. Compressed bodies are decompressed when the message is handed out: see `open`.
         bodies = batch.decoded if batch.view.header.compression else batch.bodies
         self.body = bodies[index] if bodies is not None else b""
@@ -137,7 +139,7 @@ class OrderedMessage(LaneMessage):
         self.cell = cell
 
     @property
-    def batch(self) -> Decoded:
+    def batch(self) -> DecodedBatch:
         """The batch that has the message."""
         return self._batch
 
@@ -230,7 +232,7 @@ class MessageRun:
 
     lane: LaneSource
     cell: Cell
-    batch: Decoded
+    batch: DecodedBatch
     indices: Sequence[int]
     attempt: int
     token: int

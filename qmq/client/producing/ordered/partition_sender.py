@@ -15,7 +15,7 @@ from qmq_ordering.hashing import logical_partition
 
 from qmq import limits
 from qmq.client.connection.connection import Connection
-from qmq.client.connection.pool import Links
+from qmq.client.connection.pool import ConnectionPool
 from qmq.client.consuming.ordered.membership import GroupLoad
 from qmq.client.producing.batch import OpenBatch, key_bytes
 from qmq.client.producing.master_connection import MasterConnection
@@ -23,7 +23,7 @@ from qmq.client.producing.ordered.batch import OrderedBatch
 from qmq.client.producing.ordered.stream import Stream
 from qmq.client.producing.receipts import SplitTicket, Ticket
 from qmq.errors import InvalidArgument, QmqError
-from qmq.process.event_loop import LoopRound
+from qmq.process.event_loop import EventLoopTick
 from qmq.wire.batch_columns import Columns
 from qmq.wire.frame import Frame
 from qmq.wire.frame_payloads import Produced
@@ -42,7 +42,7 @@ class StreamConnection(MasterConnection[OrderedBatch]):
 
     def __init__(
         self,
-        links: Links,
+        links: ConnectionPool,
         subject: str,
         kind: int,
         stream: Stream,
@@ -158,7 +158,7 @@ class BatchBuilder(OpenBatch):
         self,
         connection: StreamConnection | None,
         now_ns: Callable[[], int] | None = None,
-        loop_round: LoopRound | None = None,
+        loop_round: EventLoopTick | None = None,
     ) -> None:
         super().__init__(now_ns, loop_round)
         self.connection = connection
@@ -198,7 +198,7 @@ class BatchBuilder(OpenBatch):
 class OpenBatches:
     """`taken` is called with each batch that is closed. The collections are changed in place: the producer keeps references to them."""
 
-    def __init__(self, links: Links, timeout_s: float, taken: Callable[[OrderedBatch], None]) -> None:
+    def __init__(self, links: ConnectionPool, timeout_s: float, taken: Callable[[OrderedBatch], None]) -> None:
         self._links = links
         self._loop = asyncio.get_running_loop()
         self._timeout_s = timeout_s

@@ -31,14 +31,14 @@ from typing import Final, Self
 from qmq_ordering.routes import LpRange, PhysicalPartition
 
 from qmq import limits
-from qmq.client.connection.pool import Links
+from qmq.client.connection.pool import ConnectionPool
 from qmq.client.consuming.ordered.membership import GroupLoad
 from qmq.client.metadata.cache import Ordering
 from qmq.client.producing.batch import body_bytes, check_length, columns_of, cut, size_of
 from qmq.client.producing.ordered.batch import OrderedBatch, choose, pick
 from qmq.client.producing.ordered.partition_sender import BatchBuilder, Encode, Key, OpenBatches, StreamConnection, bad_key
 from qmq.client.producing.ordered.stream import Stream, StreamPartitioner
-from qmq.client.producing.producer import BATCH_BYTES, BATCH_MESSAGES, BUFFER_BYTES_MAX, Backlog, frame_kind, ignored
+from qmq.client.producing.producer import BATCH_BYTES, BATCH_MESSAGES, BUFFER_BYTES_MAX, ProducerBase, frame_kind, ignored
 from qmq.client.producing.receipts import BatchReceipt, SpreadTickets, Ticket, TicketChunk, Tickets
 from qmq.delivery.retries import final
 from qmq.errors import ClientClosed, InvalidArgument, OrderMismatch, Outcome, QmqError, Unavailable
@@ -60,7 +60,7 @@ class Streams:
 
     def __init__(
         self,
-        links: Links,
+        links: ConnectionPool,
         subject: str,
         kind: int,
         open_batches: OpenBatches,
@@ -336,12 +336,12 @@ LIGHT: Final = 16
 """With more than this part of a full batch unanswered at a broker group, open batches for it gather messages."""
 
 
-class OrderedProducer(Backlog):
+class OrderedProducer(ProducerBase):
     """Sends to one ordered subject. Make it with `Client.ordered_producer`; use it with `async with`, or `flush` and `close` it."""
 
     def __init__(
         self,
-        links: Links,
+        links: ConnectionPool,
         new_id: Callable[[], int],
         subject: str,
         *,

@@ -23,8 +23,8 @@ from qmq_ordering.hashing import logical_partition
 from qmq_ordering.routes import LpRange, PhysicalPartition
 from qmq_ordering.routes import Route as OrderedRoute
 
-from qmq.client.connection.pool import Links
-from qmq.client.metadata.cache import Locator, Ordering, Placement, Pushed, SubjectRoute
+from qmq.client.connection.pool import ConnectionPool
+from qmq.client.metadata.cache import MetadataCache, Ordering, Placement, Pushed, SubjectRoute
 from qmq.delay.dispatcher.dispatcher import DueDispatcher
 from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
 from qmq.errors import (
@@ -338,11 +338,11 @@ class FakeConnection:
                 each()
 
 
-class FakeLinks(Links):
+class FakeLinks(ConnectionPool):
     """The real class, with fake connections."""
 
     def __init__(self, world: World) -> None:
-        super().__init__(Locator(world.locate, world.watch), "test")
+        super().__init__(MetadataCache(world.locate, world.watch), "test")
         self._world = world
         self.opened: dict[str, FakeConnection] = {}
 

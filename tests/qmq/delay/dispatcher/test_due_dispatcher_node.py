@@ -12,8 +12,8 @@ from fake_brokers import MemoryLedger, due, places
 from support import eventually, node_config, running
 
 import qmq
-from qmq.client.connection.pool import Links
-from qmq.client.metadata.cache import Locator
+from qmq.client.connection.pool import ConnectionPool
+from qmq.client.metadata.cache import MetadataCache
 from qmq.client.producing.producer import ProducerIds
 from qmq.delay.dispatcher import DueDispatcher
 from qmq.delay.interfaces import DueMessage
@@ -33,7 +33,7 @@ def keyed(subject: str, count: int, *, begin: int = 0) -> list[DueMessage]:
 @asynccontextmanager
 async def delivering(mq: qmq.Client, plan_log: MemoryLedger) -> AsyncIterator[DueDispatcher]:
     """A life of a master, whose links find brokers by this client's metaservers."""
-    links = Links(Locator(lambda subject: mq.metadata.routes(subject, create=True), mq.metadata.watch), "dispatcher")
+    links = ConnectionPool(MetadataCache(lambda subject: mq.metadata.routes(subject, create=True), mq.metadata.watch), "dispatcher")
     dispatcher = DueDispatcher(links, plan_log, batch_messages=20, new_producer_id=ProducerIds())
     try:
         yield dispatcher
