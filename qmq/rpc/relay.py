@@ -8,8 +8,8 @@ user can enter.
 
 Without TLS (`--insecure`) the same bounds hold for connections.
 
-gRPC knows a relayed peer by the name that the socket's near end is bound to; `RpcListener.peers` has the peer for each name. A name is removed
-before its socket is closed, so no other connection can have it. A peer without an entry is anonymous.
+gRPC knows a relayed peer by the name that the socket's near end is bound to; `RpcListener.peers` has the peer for each name. A name is
+removed before its socket is closed, so no other connection can have it. A peer without an entry is anonymous.
 
 A port that also accepts plain text (`RpcListener.takes_plaintext`) passes such connections on in the same way.
 

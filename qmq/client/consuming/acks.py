@@ -1,6 +1,6 @@
 """Sends verdicts from the application to the current master of the queue.
 
-    ack         -> gathered in `ConsumerAcks` -> collected in `PendingAcks` -> SettleRequest -> SETTLED    consecutive messages, as one range
+    ack         -> gathered in `ConsumerAcks` -> collected in `PendingAcks` -> SettleRequest -> SETTLED    consecutive ones, as one range
     settle      ->                       collected in `PendingAcks` -> SettleRequest -> SETTLED    sent soon, with others
     settle_now  ->                                                  SettleRequest -> SETTLED    sent immediately; the caller waits
 

@@ -10,8 +10,8 @@
 * What a metaserver pushes (`Watch`) is a hint to ask again, after a moment of jitter. Without pushes clients only learn later: a broker
   that is not master says so, and placements are refreshed when they are half a minute old.
 
-`RouteTable` knows the broker groups of each subject, and the master of each group, without I/O. It has three tables, because they change for
-different reasons:
+`RouteTable` knows the broker groups of each subject, and the master of each group, without I/O. It has three tables, because they change
+for different reasons:
 
     places    subject -> its broker groups, each writable or drained     changes when an operator places or drains
     orders    ordered subject -> its latest route                        changes when it is split, merged or moved

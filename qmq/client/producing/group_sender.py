@@ -10,8 +10,8 @@ Rules:
   connected meanwhile, one at a time.
 * If no group takes messages, batches wait until they time out, and their error says why.
 
-A pipe sends one producer's batches to one broker group, through changes of the group's master. `SenderWindow` decides about batches. The pipe
-owns the connection, and puts decided batches into the pool.
+A pipe sends one producer's batches to one broker group, through changes of the group's master. `SenderWindow` decides about batches. The
+pipe owns the connection, and puts decided batches into the pool.
 """
 
 from __future__ import annotations
