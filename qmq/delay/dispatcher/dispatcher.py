@@ -12,7 +12,7 @@
        └──────void───────┘ doubtful if it may be stored: then it cannot be withdrawn
 
 Rules:
-* Each subject has a dispatcher of its own (subject.py), and none waits for another.
+* Each subject has one dispatcher (subject.py), and none waits for another.
 * A separate task plans each batch: tasks begin in the order in which they are made. The plan log must write plans, dones and voids in the
   order of the calls (several may share an entry). While a plan is open in the log, no plan that depends on it is therefore written.
 * If the plan log refuses a plan, this replica is no longer master. A halted dispatcher sends nothing, and writes nothing more.
@@ -30,7 +30,7 @@ from qmq import limits
 from qmq.client.connection.pool import ConnectionPool
 from qmq.delay.dispatcher.due_batcher import Limits, size_of
 from qmq.delay.dispatcher.due_window import DueBatch
-from qmq.delay.dispatcher.subject import Destination, SubjectDispatcher
+from qmq.delay.dispatcher.subject import DueDestination, SubjectDispatcher
 from qmq.delay.interfaces import Draft, DueMessage, PlanLog, SchedulePlace
 from qmq.errors import QmqError
 from qmq.log.actions import PlanAction
@@ -140,7 +140,7 @@ class DueDispatcher:
             self._producer_id = self.new_producer_id()
         return self._producer_id, next(self._numbers)
 
-    def plan(self, dispatcher: SubjectDispatcher, destination: Destination, draft: Draft, size: int) -> None:
+    def plan(self, dispatcher: SubjectDispatcher, destination: DueDestination, draft: Draft, size: int) -> None:
         """Admit a batch to a destination and have it planned; the dispatcher is told when it may be sent."""
         batch = DueBatch(draft, size=size)
         destination.admit(batch)
@@ -151,7 +151,7 @@ class DueDispatcher:
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
-    async def _plan(self, dispatcher: SubjectDispatcher, destination: Destination, batch: DueBatch) -> None:
+    async def _plan(self, dispatcher: SubjectDispatcher, destination: DueDestination, batch: DueBatch) -> None:
         if self._is_halted:
             return
         try:

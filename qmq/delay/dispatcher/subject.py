@@ -63,7 +63,7 @@ UNKNOWN_RANGE = LpRange(0, 0)
 """The range of a partition that is known only from a plan."""
 
 
-class Destination(DueWindow):
+class DueDestination(DueWindow):
     """The window of a broker group or a partition, and its connection. The `partition` of a group is 0, but that of a plan from when the
     subject was ordered.
     """
@@ -84,7 +84,7 @@ class DueConnection(MasterConnection[DueBatch]):
     change in the cluster can fix.
     """
 
-    def __init__(self, owner: SubjectDispatcher, window: Destination) -> None:
+    def __init__(self, owner: SubjectDispatcher, window: DueDestination) -> None:
         super().__init__(owner.dispatcher.links, owner.subject, window.group, window, lambda: owner.changed(window))
         self._owner = owner
         self._destination = window
@@ -139,9 +139,9 @@ class SubjectDispatcher:
         self._suspects: dict[SchedulePlace, int] = {}  # how many messages may share a batch with each
         self._batcher = DueBatcher(dispatcher.limits, self._suspects)  # empty while each partition has its own
         self._resumed: list[DueBatch] = []
-        self._way: Balancer[Destination] | Partitioner[Destination] | None = None  # None: not located
+        self._way: Balancer[DueDestination] | Partitioner[DueDestination] | None = None  # None: not located
         self._keys = Keys()
-        self._destinations: dict[tuple[str, int], Destination] = {}
+        self._destinations: dict[tuple[str, int], DueDestination] = {}
         self._finding: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[None] | None = None
         self._refusal: QmqError | None = None  # why planning is held
@@ -194,7 +194,7 @@ class SubjectDispatcher:
             self._draft(None)
             return
         messages = self._with_key(messages)
-        touched: dict[int, Destination] = {}
+        touched: dict[int, DueDestination] = {}
         for message, lp in zip(messages, self.lps(messages), strict=True):
             partition = way.by_lp[lp]
             partition.batcher.messages.append(message)
@@ -279,12 +279,12 @@ class SubjectDispatcher:
         self._rerouted()
         self._add(waiting)
 
-    def _destination(self, group: str, partition: int = 0) -> Destination:
+    def _destination(self, group: str, partition: int = 0) -> DueDestination:
         found = self._destinations.get((group, partition))
         if found is None:
             is_ordered = isinstance(self._way, Partitioner)
             batcher = DueBatcher(self.dispatcher.limits, self._suspects) if is_ordered else self._batcher
-            found = self._destinations[group, partition] = Destination(self, group, partition, batcher, is_ordered=is_ordered)
+            found = self._destinations[group, partition] = DueDestination(self, group, partition, batcher, is_ordered=is_ordered)
         return found
 
     def _rerouted(self) -> None:
@@ -335,7 +335,7 @@ class SubjectDispatcher:
         if isinstance(self._way, Balancer):
             self._draft(None)  # there may be no destination at all
 
-    def changed(self, destination: Destination) -> None:
+    def changed(self, destination: DueDestination) -> None:
         """For the connection: batches were decided, or the state of the window changed."""
         if destination.connection.is_closed:
             return
@@ -344,14 +344,14 @@ class SubjectDispatcher:
         else:
             self._advance(destination)
 
-    def planned(self, destination: Destination) -> None:
+    def planned(self, destination: DueDestination) -> None:
         """For the dispatcher of all subjects: a batch for this destination may be sent."""
         if destination.is_ordered:
             self.changed(destination)  # what can never be stored becomes void only when all of it is planned
         else:
             destination.connection.pump()  # without `_release`, which would take back what was never tried
 
-    def _advance(self, destination: Destination) -> None:
+    def _advance(self, destination: DueDestination) -> None:
         if not destination.is_ordered:
             self._release(destination)
         self._put_back(self._collect(destination))
@@ -360,7 +360,7 @@ class SubjectDispatcher:
         if destination.wants_route:
             self._ask()
 
-    def _draft(self, partition: Destination | None) -> None:
+    def _draft(self, partition: DueDestination | None) -> None:
         """Plan what waits for a partition, or (None) for any broker group, as long as there is room."""
         way, batcher = self._way, self._batcher if partition is None else partition.batcher
         if way is None or not batcher or self._refusal is not None or self._is_closed:
@@ -377,17 +377,17 @@ class SubjectDispatcher:
             if isinstance(way, Balancer) and not way.is_writable:
                 self._ask()
 
-    def _taker(self, partition: Destination | None) -> Destination | None:
+    def _taker(self, partition: DueDestination | None) -> DueDestination | None:
         """Who gets the next batch of what waits for a partition, or for any broker group; None if nobody has room."""
         if isinstance(self._way, Balancer):
             return self._way.pick(0)
         return partition if partition is not None and partition.may_admit(self._loop.time()) else None
 
-    def has_messages_for(self, destination: Destination) -> bool:
+    def has_messages_for(self, destination: DueDestination) -> bool:
         """For the connection: whether messages wait that it could take."""
         return bool(destination.batcher) and destination.is_writable and not destination.is_left and self._refusal is None
 
-    def _release(self, window: Destination) -> None:
+    def _release(self, window: DueDestination) -> None:
         """Make refused batches of a troubled group void if another group can take them, or their group is drained."""
         now = self._loop.time()
         if window.flight and window.is_troubled(now):

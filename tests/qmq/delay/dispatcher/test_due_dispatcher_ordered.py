@@ -208,7 +208,7 @@ def test_plans_of_an_earlier_master_for_a_gone_partition_go_before_newer_message
     play(scene)
 
 
-def test_a_plan_from_before_the_subject_was_ordered_is_given_up_if_a_message_has_no_key() -> None:
+def test_a_plan_from_before_the_order_is_given_up_if_a_message_has_no_key() -> None:
     async def scene() -> None:
         world = World(1)
         world.add()
