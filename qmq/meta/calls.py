@@ -233,7 +233,7 @@ def _silent(group: str, master: MasterRecord, failure: Unavailable) -> NotConnec
 
 
 class PartitionMasters:
-    """Calls to the masters of broker groups about partitions. Each has a deadline of its own, and raises NotConnected, NotMaster,
+    """Calls to the masters of broker groups about partitions. Each has a separate deadline, and raises NotConnected, NotMaster,
     DeadlineExceeded, or what the master answers. A broker answers when the data of its answer is committed.
     """
 

@@ -1,4 +1,4 @@
-"""A Spark program that reads and writes a secured cluster, in a process of its own."""
+"""A Spark program that reads and writes a secured cluster, in a separate process."""
 
 from __future__ import annotations
 

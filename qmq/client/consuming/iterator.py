@@ -17,13 +17,9 @@ import math
 from collections.abc import Callable, Coroutine, Iterator
 from itertools import repeat
 from operator import length_hint
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from qmq.wire.batch_columns import bytes_column
-
-if TYPE_CHECKING:
-    from qmq.client.consuming.message import BatchSlice
-    from qmq.client.task_messages import TaskMessages
 
 cut_bodies: Final = bytes_column
 """(region, place of the offsets, place of the bytes, number of messages)"""
@@ -49,6 +45,17 @@ class MessageFields:
 
 
 MessageT = TypeVar("MessageT", bound=MessageFields)
+
+
+class Consecutive(Protocol):
+    """A `BatchSlice`: `count` messages of a batch, from number `offset` in it and pull sequence `pull` on."""
+
+    batch: Any
+    offset: int
+    count: int
+    attempt: int
+    pull: int
+    settler: Any
 
 
 class GatheredAcks:
@@ -86,6 +93,21 @@ class TaskHolding:
         self.earlier: list[Any] | None = None
 
 
+class HeldByTasks(Protocol):
+    """`TaskMessages` (task_messages.py)."""
+
+    @property
+    def task(self) -> Callable[[], Any]:
+        """Returns the running task."""
+        ...
+
+    def holding(self, owner: Any) -> TaskHolding: ...
+
+    def finish(self, holding: TaskHolding, last: Any) -> None: ...
+
+    def add(self, holding: TaskHolding, message: Any) -> None: ...
+
+
 class ReadyMessages(Generic[MessageT]):
     """Iterates over a consumer's messages. What a task gets is in `held`, and acknowledged when that task asks for the next one, if it has
     no verdict by then. Without `held` nothing is acknowledged.
@@ -105,18 +127,18 @@ class ReadyMessages(Generic[MessageT]):
         clock: Callable[[], float],
         refill: Callable[[], MessageT | None],
         wait: Callable[[], Coroutine[Any, Any, MessageT]],
-        held: TaskMessages[Any] | None,
+        held: HeldByTasks | None,
     ) -> None:
         self._make, self._clock, self._refill, self._wait, self._held = make, clock, refill, wait, held
         self._holding = TaskHolding(None)
         """That of the task which asked last."""
-        self._slice: BatchSlice | None = None
+        self._slice: Consecutive | None = None
         self._places: Iterator[int] = iter(())
         self._run: Iterator[MessageT] = iter(())
         self._stop, self._until_s = 0, -math.inf
         self._rest_s = clock() + LOOP_S
 
-    def begin(self, part: BatchSlice, count: int, until_s: float) -> None:
+    def begin(self, part: Consecutive, count: int, until_s: float) -> None:
         """Hand out the first `count` messages of a slice, until that time at most. The slice has more, and its bodies are decoded."""
         self.end()
         self._slice, self._stop, self._until_s = part, part.offset + count, until_s
