@@ -1,5 +1,5 @@
 """Actions: the consumers' operations, as recorded in the action log. All consumption state follows from them
-(`qmq.log.changes`). Pure.
+(`qmq.log.queue`). Pure.
 
 An entry of the action log holds actions as MessagePack arrays, one after another:
 

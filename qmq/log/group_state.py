@@ -17,7 +17,7 @@ consumer starts above all earlier ones), so a late verdict from before a lost le
 `attempt` counts from 1 how often a message was handed out and processed: a NACK, a lost lease and a new incarnation add one. A RELEASE (of
 an unprocessed message) adds none.
 
-Only the functions in the table of `qmq.log.changes` change state; `due` only reads. They can report the effects of an action on messages as
+Only the functions in the table of `qmq.log.queue` change state; `due` only reads. They can report the effects of an action on messages as
 events; a message's trail and Spark's deliveries are made from them. The kinds:
 
     pull                          handed out                 return, left, lost, again      taken back from its consumer

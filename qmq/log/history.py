@@ -30,9 +30,9 @@ from qmq.log.actions import (
     Pulled,
     ShareAction,
 )
-from qmq.log.changes import apply_to
 from qmq.log.group_state import GroupState, ShareEvent, ShareEventKind, ShareHolder
 from qmq.log.lane_state import GroupLaneState, LaneHolder
+from qmq.log.queue import apply_to
 
 
 class MessagePlace(StrEnum):

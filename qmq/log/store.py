@@ -27,7 +27,6 @@ from qmq.errors import CorruptBatch, DiskFull, LogDamaged, check
 from qmq.limits import BATCH_BYTES_MAX
 from qmq.log import command_messages
 from qmq.log.actions import AnyAction, LaneGrant, LaneInherit, LaneUnpark, ScheduleStruct, SettleAction, decode_actions
-from qmq.log.changes import apply
 from qmq.log.command_messages import QueueErasure
 from qmq.log.consume_log import IndexEntry
 from qmq.log.disk import Disk, FolderLock, FreeSpace, Unflushed
@@ -36,7 +35,7 @@ from qmq.log.group_state import Settled
 from qmq.log.log_config import Flush, LogConfig
 from qmq.log.opening_snapshots import SnapshotReader, to_payloads
 from qmq.log.projection import Projection
-from qmq.log.queue import Queue, Sealed
+from qmq.log.queue import Queue, Sealed, apply
 from qmq.log.reading import ObjectDamaged, StoredBytes
 from qmq.log.recent_writes import ACTIONS, MESSAGES, Place, Tail, TailCache, Write, WriteRun
 from qmq.log.segments import FlushPlan, Segments

@@ -51,8 +51,8 @@ from qmq.log.actions import (
     Return,
     SettleAction,
 )
-from qmq.log.changes import apply_to
 from qmq.log.group_state import GroupState
+from qmq.log.queue import apply_to
 from qmq.wire.frame_payloads import Verdict
 
 pytestmark = pytest.mark.sampled

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from qmq.log import changes
+from qmq.log import queue
 
 BUGS: dict[str, Callable[[], AbstractContextManager[None]]] = {}
 
@@ -28,5 +28,5 @@ def plant(name: str, *places: tuple[Any, str, Any]) -> None:
 
 def changed(action: type[Any], change: Callable[..., Any]) -> tuple[Any, str, Any]:
     """A place for `plant`: another function changes the state for this kind of action."""
-    part, _ = changes.CHANGES[action]
-    return changes, "CHANGES", {**changes.CHANGES, action: (part, change)}
+    part, _ = queue.CHANGES[action]
+    return queue, "CHANGES", {**queue.CHANGES, action: (part, change)}

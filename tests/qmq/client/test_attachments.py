@@ -19,8 +19,8 @@ from qmq.client.consuming.attachment import MANY, Attachment
 from qmq.client.consuming.consumer import TURN_MESSAGES
 from qmq.errors import MessagesExpired, NoQuorum, NotMaster, ProtocolViolation, StaleDelivery, UnknownConsumer
 from qmq.log.actions import Begin, Join, PullAction, Pulled, Return, SettleAction
-from qmq.log.changes import apply_to
 from qmq.log.group_state import GroupState
+from qmq.log.queue import apply_to
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
 from qmq.wire.frame_payloads import Range, Settlement, Verdict

@@ -10,17 +10,17 @@ import pytest
 from qmq.errors import CorruptBatch, InvariantBroken
 from qmq.log import command_messages
 from qmq.log.actions import Join, Leave, PullAction, Pulled, Return
-from qmq.log.changes import apply_to
 from qmq.log.group_state import GroupState
+from qmq.log.queue import apply_to
 from qmq.model import Partition, QueueId
 
 NAMES = ("s", 0, "g", "c")
 _PULL_OF_NOBODY = """
 from qmq.log.actions import PullAction, Pulled
-from qmq.log.changes import apply_to
-from qmq.log.group_state import Share
+from qmq.log.queue import apply_to
+from qmq.log.group_state import GroupState
 assert False, "this is removed"
-apply_to(Share(), PullAction("s", 0, "g", "c", (Pulled(0, 1, 1),)))
+apply_to(GroupState(), PullAction("s", 0, "g", "c", (Pulled(0, 1, 1),)))
 """
 
 

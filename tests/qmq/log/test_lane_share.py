@@ -10,8 +10,8 @@ from qmq_ordering.routes import LpRange
 from support.forms import examples
 
 from qmq.log.actions import LaneBegin, LaneDone, LaneFail, LaneGrant, LaneInherit, LanePark, LaneRelease, LaneReset, LaneUnpark
-from qmq.log.changes import apply_to
 from qmq.log.lane_state import GroupLaneState, LaneProgress
+from qmq.log.queue import apply_to
 
 WIDTH, LENGTH = 8, 12
 NAMES = ("s", 1, "g", "c")

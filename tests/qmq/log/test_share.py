@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from qmq.log.actions import Begin, DeadLettered, Join, Leave, PullAction, Pulled, Reset, Return, SettleAction
-from qmq.log.changes import apply_to
 from qmq.log.group_state import Dying, GroupState, Requeued, Settled
+from qmq.log.queue import apply_to
 from qmq.wire.frame_payloads import Verdict
 
 WHERE = ("s", 0, "g")

@@ -32,10 +32,10 @@ from qmq.log.actions import (
     SettleAction,
     ShareAction,
 )
-from qmq.log.changes import apply_to
 from qmq.log.group_state import GroupState, ShareEvent, ShareEventKind
 from qmq.log.history import LaneMessageEvents, MessageEvents, MessagePlace, TrailEvent, holder_of, standing, where
 from qmq.log.lane_state import GroupLaneState
+from qmq.log.queue import apply_to
 from qmq.wire.settle_payloads import Verdict
 
 QUEUE = ("s", 0, "g")
