@@ -239,8 +239,7 @@ class Broker:
         and below. Raises DiskFull.
         """
         produced = self.store.append(batches)
-        self.written([batch.queue for batch in batches])
-        self.schedule()
+        self._written_here([batch.queue for batch in batches])
         return produced
 
     def seal(self, queue: Queue, change_id: str, to_version: int) -> int:
@@ -251,8 +250,7 @@ class Broker:
         if sealed is None:
             self.store.append_command(queue, change_id, to_version)
             log.info("%s is sealed at %d by change %s", queue.id, queue.next_sequence - 1, change_id)
-            self.written([queue])
-            self.schedule()
+            self._written_here([queue])
             sealed = queue.sealed
         assert sealed is not None
         if sealed.change_id != change_id:
@@ -262,7 +260,11 @@ class Broker:
     def purge(self, queue: Queue) -> None:
         """Forget the messages of a queue. Raises DiskFull."""
         purge(self.store, queue)
-        self.written([])
+        self._written_here([])
+
+    def _written_here(self, queues: list[Queue]) -> None:
+        """The broker itself wrote messages, outside of a turn."""
+        self.written(queues)
         self.schedule()
 
     # --- the turn ------------------------------------------------------------------------------------------------------
