@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyspark_qmq.lake.table import LakeTable
     from pyspark_qmq.lake.writer import RoundResult
-    from pyspark_qmq.options import ReadOptions
 
+    from qmq.columns.options import ReadOptions
     from qmq.node.metrics.copies import LakeCounts
 
 app = typer.Typer(no_args_is_help=True, help="Subjects as Apache Iceberg tables.")
@@ -71,7 +71,7 @@ class LogFlags:
 
     def parse(self) -> ReadOptions:
         """Raises InvalidArgument."""
-        from pyspark_qmq.options import parse
+        from qmq.columns.options import parse
 
         if bool(self.subject) == bool(self.pattern):
             raise InvalidArgument("give the subjects: --subject NAME (repeatable) or --pattern REGEX")

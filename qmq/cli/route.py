@@ -570,7 +570,7 @@ def export(subjects: Subjects, out: Out = None, server: Server = SERVER) -> None
     Spark needs this file to read ordered subjects from log files: option qmq.routes. After a route change, export again.
     """
 
-    from pyspark_qmq.files.routes import to_json
+    from qmq.columns.files.routes import to_json
 
     async def _export() -> list[dict[str, Any]]:
         async with qmq.connect(server) as mq:
@@ -606,8 +606,8 @@ def routes_of(
     subject: str, first: pb.OrderedRoute, changes: Sequence[pb.RouteChangeInfo], order: str = Order.STRICT.value
 ) -> dict[str, Any]:
     """A subject's part of the file, made from its first route and its changes, oldest first. Pure."""
-    from pyspark_qmq.files.routes import subject_json
-    from pyspark_qmq.servers.server_routes import routes_of as followed
+    from qmq.columns.files.routes import subject_json
+    from qmq.columns.servers.server_routes import routes_of as followed
 
     return subject_json(subject, followed(first, changes, order))
 

@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
-from pyspark_qmq.offsets import Offsets
-from pyspark_qmq.source_model import QueueKey, Routes, SourceQueue, Topology
+from qmq.columns.model import QueueKey, Routes, SourceQueue, Topology
+from qmq.columns.offsets import Offsets
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pyspark_qmq.source_model import QueuePiece, SourceBatch
 from qmq import limits
+from qmq.columns.model import QueuePiece, SourceBatch
 from qmq.errors import CorruptBatch
 from qmq.wire.batch import Envelope, Kind
 from qmq.wire.batch_columns import Layout, RegionHeader, parse_header

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from pyspark_qmq.source_model import QueueKey, QueuePiece, ReadSelection, SourceBatch, Topology
+from qmq.columns.model import QueueKey, QueuePiece, ReadSelection, SourceBatch, Topology
 
 
 class CommittedLog(Protocol):

@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pyspark_qmq.buffers import Ints, Joined, Strings, join, stacked
-from pyspark_qmq.coalescing import Span, bodies_bytes
 from qmq import limits
+from qmq.columns.buffers import Ints, Joined, Strings, join, stacked
+from qmq.columns.coalescing import Span, bodies_bytes
 from qmq.errors import CorruptBatch
 from qmq.wire.batch_columns import Compression, decompress, last_offset
 

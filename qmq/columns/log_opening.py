@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pyspark_qmq.committed_log import CommittedLog, LogAddress
-from pyspark_qmq.files.log import FileAddress, FileLog
-from pyspark_qmq.options import StartPosition
-from pyspark_qmq.servers.server_address import ServerAddress
-from pyspark_qmq.source_model import QueueKey, QueuePiece, ReadSelection, SourceBatch, Topology
+from qmq.columns.committed_log import CommittedLog, LogAddress
+from qmq.columns.files.log import FileAddress, FileLog
+from qmq.columns.model import QueueKey, QueuePiece, ReadSelection, SourceBatch, Topology
+from qmq.columns.options import StartPosition
+from qmq.columns.servers.server_address import ServerAddress
 
 _opened: dict[LogAddress, CommittedLog] = {}
 

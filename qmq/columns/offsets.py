@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from pyspark_qmq.source_model import QueueKey, SourceQueue
+from qmq.columns.model import QueueKey, SourceQueue
 from qmq.errors import InvalidArgument
 from qmq.text import INT64_MAX, parse_json
 

@@ -34,10 +34,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pyspark_qmq.admission import NO_LIMIT, Limit
-from pyspark_qmq.offsets import EARLIEST, LATEST, Given, parse_given
-from pyspark_qmq.planning import PIECE_BYTES, PLAN, Plan
-from pyspark_qmq.source_model import ALL, ReadSelection
+from qmq.columns.admission import NO_LIMIT, Limit
+from qmq.columns.model import ALL, ReadSelection
+from qmq.columns.offsets import EARLIEST, LATEST, Given, parse_given
+from qmq.columns.planning import PIECE_BYTES, PLAN, Plan
 from qmq.errors import InvalidArgument
 from qmq.model import check_name
 from qmq.text import INT64_MAX, parse_json, whole_number

@@ -22,10 +22,10 @@ from typing import Final, NamedTuple
 from qmq_ordering.hashing import logical_partition
 from qmq_ordering.routes import LpRange
 
-from pyspark_qmq.admission import bytes_per_message
-from pyspark_qmq.committed_log import CommittedLog
-from pyspark_qmq.offsets import Offsets
-from pyspark_qmq.source_model import QueueKey, QueuePiece, ReadSelection, SourceQueue, Topology
+from qmq.columns.admission import bytes_per_message
+from qmq.columns.committed_log import CommittedLog
+from qmq.columns.model import QueueKey, QueuePiece, ReadSelection, SourceQueue, Topology
+from qmq.columns.offsets import Offsets
 from qmq.errors import MessagesExpired
 
 PIECE_BYTES: Final = 128 << 20

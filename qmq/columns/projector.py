@@ -14,12 +14,16 @@ The log skips whole batches that cannot match. The rows of a chunk are selected 
 * A tag is looked up by its hash and then compared as a string, because two tags may have the same hash.
 * Keys compare as unsigned bytes. A message without a key matches no set of keys and no range.
 * The logical partition is taken from the batch. Rows of a batch without that column do not match.
+
+The types are exactly those that Spark requires. Spark compares the first record batch of a task with its own schema: names, order, types,
+names of inner fields, and nullability. With a large string, a dictionary, or a field that is wrongly nullable, the task fails. Spark does
+not check later batches, and would read another type as garbage, so all batches are built with one schema.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -27,15 +31,52 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from qmq_ordering.routes import LpRange
 
-from pyspark_qmq.arrow_schema import TYPES, arrow_schema
-from pyspark_qmq.buffers import hex_of, hex_texts, last_of_each, list_array, map_array, marks_of, place_digits, texts
-from pyspark_qmq.coalescing import Span, chunks, shaped, spans
-from pyspark_qmq.joined_batches import JoinedBatches
-from pyspark_qmq.source_model import ALL, QueueKey, QueuePiece, ReadSelection, SourceBatch
+from qmq.columns.buffers import hex_of, hex_texts, last_of_each, list_array, map_array, marks_of, place_digits, texts
+from qmq.columns.coalescing import Span, chunks, shaped, spans
+from qmq.columns.joined_batches import JoinedBatches
+from qmq.columns.model import ALL, QueueKey, QueuePiece, ReadSelection, SourceBatch
+from qmq.errors import InvalidArgument
 from qmq.wire.batch_columns import BatchFlag, tag_hash
 
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
+TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+TAGS: Final = pa.list_(pa.field("element", pa.string(), nullable=True))
+HEADERS: Final = pa.map_(pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary(), nullable=True))
+
+TYPES: Final[dict[str, pa.DataType]] = {
+    "subject": pa.string(),
+    "partition": pa.int32(),
+    "broker_group": pa.string(),
+    "sequence": pa.int64(),
+    "route_version": pa.int64(),
+    "key": pa.binary(),
+    "body": pa.binary(),
+    "tags": TAGS,
+    "headers": HEADERS,
+    "message_id": pa.string(),
+    "create_time": TIMESTAMP,
+    "append_time": TIMESTAMP,
+    "epoch": pa.int64(),
+    "producer_id": pa.string(),
+    "batch_sequence": pa.int64(),
+    "place": pa.int32(),
+    "logical_partition": pa.int32(),
+    "is_bent": pa.bool_(),
+    "entry": pa.int64(),
+}
+"""The types of all columns."""
+
+ColumnNames = Mapping[str, bool] | Sequence[str]
+"""The names of columns in their order; as a mapping, with whether the column may be null (default: it may)."""
+
+
+def arrow_schema(columns: ColumnNames) -> pa.Schema:
+    """The schema of record batches with these columns, in this order. Raises InvalidArgument for an unknown column."""
+    nullable = columns if isinstance(columns, Mapping) else dict.fromkeys(columns, True)
+    unknown = [name for name in nullable if name not in TYPES]
+    if unknown:
+        raise InvalidArgument(f"the log has no column {unknown[0]!r}; columns: {', '.join(TYPES)}")
+    return pa.schema([pa.field(name, TYPES[name], nullable=may_be) for name, may_be in nullable.items()])
+
 
 Mask = npt.NDArray[np.bool_]
 
@@ -110,18 +151,18 @@ _BATCH_SEQUENCE_MASK: Final = (1 << 48) - 1
 
 
 class Projector:
-    """Makes record batches with a schema's columns, in its order.
+    """Makes record batches with these columns, in their order.
 
     `routes` maps partitions, as (subject, number), to the route version that opened them. For a missing partition, route_version is null.
 
     Raises:
-        InvalidArgument: the schema names an unknown column.
+        InvalidArgument: a column is unknown.
     """
 
     def __init__(
-        self, schema: StructType | Sequence[str], *, routes: Mapping[tuple[str, int], int] | None = None, selection: ReadSelection = ALL
+        self, columns: ColumnNames, *, routes: Mapping[tuple[str, int], int] | None = None, selection: ReadSelection = ALL
     ) -> None:
-        self.schema = arrow_schema(schema)
+        self.schema = arrow_schema(columns)
         self._versions = routes or {}
         self._selection = selection
         self._constants: dict[tuple[str, object], pa.Array] = {}

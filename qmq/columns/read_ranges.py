@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from pyspark_qmq import offsets
-from pyspark_qmq.committed_log import CommittedLog, LogAddress
-from pyspark_qmq.log_opening import log_at
-from pyspark_qmq.options import Choice, ReadOptions
-from pyspark_qmq.planning import ReadTask
-from pyspark_qmq.source_model import QueueKey, ReadSelection, SourceQueue, Topology
+from qmq.columns import offsets
+from qmq.columns.committed_log import CommittedLog, LogAddress
+from qmq.columns.log_opening import log_at
+from qmq.columns.model import QueueKey, ReadSelection, SourceQueue, Topology
+from qmq.columns.options import Choice, ReadOptions
+from qmq.columns.planning import ReadTask
 from qmq.errors import InvalidArgument
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.types import StructType
+
+    from qmq.columns.projector import ColumnNames
 
 FindTime = Callable[[QueueKey, int], int]
 """The first sequence of a queue that was stored at or after a time, in ms."""
@@ -65,15 +66,15 @@ def starts(asked: ReadOptions, queues: Iterable[SourceQueue], find_time: FindTim
 
 
 def read_task(
-    address: LogAddress, task: ReadTask | None, schema: StructType | Sequence[str], selection: ReadSelection, *, skips_lost: bool
+    address: LogAddress, task: ReadTask | None, columns: ColumnNames, selection: ReadSelection, *, skips_lost: bool
 ) -> Iterator[pa.RecordBatch]:
     """The record batches of one task, in an executor. Raises MessagesExpired, NotConnected, LogDamaged."""
     if task is None:
         return
-    from pyspark_qmq.columns import Projector
+    from qmq.columns.projector import Projector
 
     key, version = task.piece.queue, task.route_version
     versions = {(key.subject, key.partition): version} if version is not None else {}
-    projector = Projector(schema, routes=versions, selection=selection)
+    projector = Projector(columns, routes=versions, selection=selection)
     batches = log_at(address).read(task.piece, selection, skips_lost=skips_lost)
     yield from projector.convert(batches, task.piece)

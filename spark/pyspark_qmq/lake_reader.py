@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from pyspark_qmq.arrow_schema import arrow_schema
 from pyspark_qmq.lake.rows import LakeTask, TimeRange, lake_tasks, read_lake_task
 from pyspark_qmq.lake.snapshot import Extents, LakeSnapshot, edges, joined, read_files, read_snapshots, split
-from pyspark_qmq.log_opening import address_of, log_at
-from pyspark_qmq.options import Choice, LakeAddress, ReadOptions
-from pyspark_qmq.planning import may_match, tasks
-from pyspark_qmq.read_ranges import assigned, look, read_task
 from pyspark_qmq.reader import TaskPartition
-from pyspark_qmq.source_model import QueueKey, Topology
-from pyspark_qmq.source_schema import MORE_COLUMNS
+from pyspark_qmq.source_schema import MORE_COLUMNS, columns_of
+from qmq.columns.log_opening import address_of, log_at
+from qmq.columns.model import QueueKey, Topology
+from qmq.columns.options import Choice, LakeAddress, ReadOptions
+from qmq.columns.planning import may_match, tasks
+from qmq.columns.projector import arrow_schema
+from qmq.columns.read_ranges import assigned, look, read_task
 from qmq.errors import InvalidArgument, UnknownSubject
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class LakeReader(DataSourceReader):
             raise InvalidArgument(f"the lake's tables have no column {missing[0]!r}: leave out the column, or option qmq.lake")
         self._asked = asked
         self._lake = lake
-        self._schema = schema
+        self._columns = columns_of(schema)
         self._address = address_of(asked.where)
 
     def partitions(self) -> list[InputPartition]:
@@ -88,9 +88,9 @@ class LakeReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a task's rows in an executor."""
         if isinstance(partition, LakePartition):
-            return read_lake_task(partition.task, arrow_schema(self._schema), self._asked.selection)
+            return read_lake_task(partition.task, arrow_schema(self._columns), self._asked.selection)
         task = partition.task if isinstance(partition, TaskPartition) else None
-        return read_task(self._address, task, self._schema, self._asked.selection, skips_lost=self._asked.skips_lost)
+        return read_task(self._address, task, self._columns, self._asked.selection, skips_lost=self._asked.skips_lost)
 
 
 def _whole(choice: Choice) -> Choice:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from pyspark_qmq.log_opening import address_of, log_at
-from pyspark_qmq.options import ReadOptions
-from pyspark_qmq.planning import ReadTask, ranges, tasks
-from pyspark_qmq.read_ranges import edges, look, read_task
+from pyspark_qmq.source_schema import columns_of
+from qmq.columns.log_opening import address_of, log_at
+from qmq.columns.options import ReadOptions
+from qmq.columns.planning import ReadTask, ranges, tasks
+from qmq.columns.read_ranges import edges, look, read_task
 from qmq.errors import UnknownSubject
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class LogReader(DataSourceReader):
 
     def __init__(self, asked: ReadOptions, schema: StructType) -> None:
         self._asked = asked
-        self._schema = schema
+        self._columns = columns_of(schema)
         self._address = address_of(asked.where)
 
     def partitions(self) -> list[InputPartition]:
@@ -47,4 +48,4 @@ class LogReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a task's rows in an executor."""
         task = partition.task if isinstance(partition, TaskPartition) else None
-        return read_task(self._address, task, self._schema, self._asked.selection, skips_lost=self._asked.skips_lost)
+        return read_task(self._address, task, self._columns, self._asked.selection, skips_lost=self._asked.skips_lost)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader, DataSourceStreamArrowWriter, InputPartition
 from pyspark.sql.types import StructType
 
-from pyspark_qmq import options
-from pyspark_qmq.committed_log import LogAddress
-from pyspark_qmq.log_opening import address_of
 from pyspark_qmq.reader import LogReader
 from pyspark_qmq.source_schema import check_schema, default_schema
+from qmq.columns import options
+from qmq.columns.committed_log import LogAddress
+from qmq.columns.log_opening import address_of
 from qmq.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class QmqDataSource(DataSource):
-    """The data source `qmq`. Options: `pyspark_qmq.options`; columns: `pyspark_qmq.source_schema`."""
+    """The data source `qmq`. Options: `qmq.columns.options`; columns: `pyspark_qmq.source_schema`."""
 
     @classmethod
     def name(cls) -> str:

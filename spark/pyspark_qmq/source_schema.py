@@ -83,6 +83,11 @@ def default_schema(*, with_headers: bool) -> StructType:
     return StructType([StructField(name, kind, name in MAY_BE_NULL) for name, kind in chosen])
 
 
+def columns_of(schema: StructType) -> dict[str, bool]:
+    """The columns of a checked schema, in its order, and whether they may be null."""
+    return {field.name: field.nullable for field in schema.fields}
+
+
 def check_schema(schema: StructType) -> None:
     """Check that a user's schema is a projection: known columns with their types, in any order. Raises InvalidArgument."""
     known = {**COLUMNS, **MORE_COLUMNS}

@@ -25,15 +25,16 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from pyspark_qmq import admission, offsets
-from pyspark_qmq.admission import Limit
-from pyspark_qmq.log_opening import address_of, forget, log_at
-from pyspark_qmq.offsets import of_json
-from pyspark_qmq.options import ReadOptions
-from pyspark_qmq.planning import ReadTask, are_cut, per_task, ranges, stream_tasks, tasks
-from pyspark_qmq.read_ranges import look, read_task, starts
 from pyspark_qmq.reader import TaskPartition
-from pyspark_qmq.source_model import QueueKey, Topology
+from pyspark_qmq.source_schema import columns_of
+from qmq.columns import admission, offsets
+from qmq.columns.admission import Limit
+from qmq.columns.log_opening import address_of, forget, log_at
+from qmq.columns.model import QueueKey, Topology
+from qmq.columns.offsets import of_json
+from qmq.columns.options import ReadOptions
+from qmq.columns.planning import ReadTask, are_cut, per_task, ranges, stream_tasks, tasks
+from qmq.columns.read_ranges import look, read_task, starts
 from qmq.errors import InvalidArgument
 from qmq.text import parse_json
 
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, asked: ReadOptions, schema: StructType) -> None:
         self._asked = asked
-        self._schema = schema
+        self._columns = columns_of(schema)
         self._address = address_of(asked.where)
         self._initial: dict[str, dict[str, int]] | None = None
         self._until: dict[QueueKey, int] | None = None
@@ -124,7 +125,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         task = partition.task if isinstance(partition, TaskPartition) else None
-        return read_task(self._address, task, self._schema, self._asked.selection, skips_lost=self._asked.skips_lost)
+        return read_task(self._address, task, self._columns, self._asked.selection, skips_lost=self._asked.skips_lost)
 
 
 def _ends(topology: Topology) -> dict[QueueKey, int]:

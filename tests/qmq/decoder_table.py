@@ -19,9 +19,9 @@ OWN: Final = "what this program wrote itself a moment ago"
 
 OTHERS: Final[dict[str, str]] = {
     "pyspark_qmq.datasets.deliveries.Replay._snapshot": ALSO_FUZZED,
-    "pyspark_qmq.files.index.pasts": ALSO_FUZZED,
-    "pyspark_qmq.files.log.FileLog._names": "names of subjects, which brokers check before they store a batch",
-    "pyspark_qmq.files.log.FileLog.subjects": "names of subjects, which brokers check before they store a batch",
+    "qmq.columns.files.index.pasts": ALSO_FUZZED,
+    "qmq.columns.files.log.FileLog._names": "names of subjects, which brokers check before they store a batch",
+    "qmq.columns.files.log.FileLog.subjects": "names of subjects, which brokers check before they store a batch",
     "pyspark_qmq.java.parse_settings": "what the installed Java says of itself",
     **{
         f"pyspark_qmq.jobs.{each}": NUMBER_ALREADY

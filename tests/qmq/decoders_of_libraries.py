@@ -20,19 +20,19 @@ from decoder import (
     tolerant,
 )
 from hypothesis import strategies as st
-from pyspark_qmq import offsets as spark_offsets
 from pyspark_qmq import stream
 from pyspark_qmq.datasets import schedules
-from pyspark_qmq.files import folders, routes
 from pyspark_qmq.jobs import job
 from pyspark_qmq.jobs.report import plain
 from pyspark_qmq.lake import migration, table, typed_columns, typed_rows
 from pyspark_qmq.lake.typed import pending_of
-from pyspark_qmq.options import OptionValues
 
 from qmq import errors
 from qmq.client import payloads, tracing
 from qmq.client.consuming import settlements
+from qmq.columns import offsets as spark_offsets
+from qmq.columns.files import folders, routes
+from qmq.columns.options import OptionValues
 from qmq.log.segment_index import with_checksum
 from qmq.model import DelayedId, MessageId
 from qmq.rpc.channel import failures
@@ -318,7 +318,7 @@ SPARK: Final = (
         st.tuples(values.TEXTS | values.json_of(st.just(["a"])).map(lambda data: data.decode("latin-1")), st.none()),
         options,
         (errors.InvalidArgument,),
-        ("pyspark_qmq.options.OptionValues.json",),
+        ("qmq.columns.options.OptionValues.json",),
         always=tuple((each, None) for each in values.TEXT_EXAMPLES),
     ),
     Decoder(
@@ -326,7 +326,7 @@ SPARK: Final = (
         values.json_of(OFFSETS).map(lambda data: data.decode("latin-1")),
         lambda text: spark_offsets.parse_given("startingOffsets", text),
         (errors.InvalidArgument,),
-        ("pyspark_qmq.offsets.parse_given",),
+        ("qmq.columns.offsets.parse_given",),
         always=tuple(each.decode("latin-1") for each in values.each_change({"s": {"0@g1": 5}})),
     ),
     Decoder(
@@ -334,7 +334,7 @@ SPARK: Final = (
         OFFSETS,
         lambda found: (spark_offsets.of_json(found), spark_offsets.per_task_of_json(found)),
         (errors.InvalidArgument,),
-        ("pyspark_qmq.source_model.QueueKey.parse",),
+        ("qmq.columns.model.QueueKey.parse",),
         always=tuple({each: {other: number}} for each in values.TEXT_EXAMPLES for other in ("0@g1", each) for number in (5, 2**64, each)),
     ),
     Decoder(
@@ -351,9 +351,9 @@ SPARK: Final = (
         in_file(lambda path: routes.empty_queues(routes.read_routes(str(path)), ["g1"])),
         (errors.InvalidArgument,),
         (
-            "pyspark_qmq.files.routes.parse_routes",
-            "pyspark_qmq.files.routes._routes",
-            "pyspark_qmq.files.routes._partition",
+            "qmq.columns.files.routes.parse_routes",
+            "qmq.columns.files.routes._routes",
+            "qmq.columns.files.routes._partition",
         ),
         always=values.each_change({"format": "qmq-routes", "version": 1, "subjects": [ROUTE]}),
     ),
@@ -365,7 +365,7 @@ SPARK: Final = (
             "replica.json",
         ),
         (errors.InvalidArgument,),
-        ("pyspark_qmq.files.folders._replica_group",),
+        ("qmq.columns.files.folders._replica_group",),
         always=values.each_change({"content": '{"group": "g1"}'}),
     ),
     Decoder(

@@ -21,7 +21,10 @@ from decoder_table import DECODERS, OTHERS, Decoder
 from hypothesis import given
 
 ROOT: Final = Path(__file__).parents[2]
-SURFACES: Final = ("gateway", "integrations", "console", "cli", "operations", "schemas", "backup", "tiering", "sql", "client", "security")
+SURFACES: Final = (
+    *("gateway", "integrations", "console", "cli", "operations", "schemas", "backup", "tiering", "sql", "client", "security"),
+    "columns",
+)
 CONVERSIONS: Final = frozenset(
     (
         *("loads", "parse_json", "b64decode", "urlsafe_b64decode", "fromhex", "unpackb", "UUID"),

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from access_support import guarded
-from pyspark_qmq.servers.connection import BlockingConnection
-from pyspark_qmq.servers.metaservers import Metadata
 from support import eventually
 from system.spark_workload import read_log
 
+from qmq.columns.servers.connection import BlockingConnection
+from qmq.columns.servers.metaservers import Metadata
 from qmq.errors import AccessDenied, InvalidArgument, NotConnected
 from qmq.security.access import AccessConfig
 from qmq.wire import frame_payloads as wire

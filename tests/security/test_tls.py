@@ -16,13 +16,13 @@ from pathlib import Path
 
 import grpc
 import pytest
-from pyspark_qmq.servers.connection import BlockingConnection
 from support import cli_process, eventually, node_config, running
 from tls_support import HOST, NOW, FakeClock, Papers, handshakes, secured
 
 import qmq
 from qmq.broker.config import BrokerConfig
 from qmq.client.connection.connection import connect
+from qmq.columns.servers.connection import BlockingConnection
 from qmq.errors import InvalidArgument, NotConnected, TlsFailed
 from qmq.metrics.readiness import Readiness
 from qmq.node.dev_node import Node

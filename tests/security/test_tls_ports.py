@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pyspark_qmq.servers.connection import BlockingConnection
-from pyspark_qmq.servers.metaservers import Metadata
 from qmq_coordination.etcd.process import EtcdProcess, ServerTls
 from qmq_coordination.etcd.store import EtcdStore
 from support import cli_process, needs, node_config
@@ -21,6 +19,8 @@ from tls_support import HOST, WRONG_SERVERS, Papers, node_with, wrong_clients, w
 
 import qmq
 from qmq.client.connection.connection import connect
+from qmq.columns.servers.connection import BlockingConnection
+from qmq.columns.servers.metaservers import Metadata
 from qmq.console.config import ConsoleConfig
 from qmq.console.server import ConsoleServer
 from qmq.errors import CoordinationTlsFailed, NotConnected, TlsFailed
@@ -83,7 +83,7 @@ CONNECTING = {
     ("qmq/client/connection/connection.py", "connect"): "client: data",
     ("replication/qmq_replication/links.py", "connect"): "replica",
     ("qmq/cli/health.py", "client_context"): "command: health",
-    ("spark/pyspark_qmq/servers/connection.py", "client_context"): "Spark: data",
+    ("qmq/columns/servers/connection.py", "client_context"): "Spark: data",
     ("qmq/rpc/channel.py", "channel_credentials"): "client: metaserver, Spark: metaserver, client: control",
     ("coordination/qmq_coordination/etcd/channel.py", "channel_credentials"): "server: etcd",
 }

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from random import Random
 
 import fast_session
 import pytest
-from file_support import Traffic, folder_in_memory
+from file_support import traffic  # noqa: F401 - a fixture
 from pyspark.sql import SparkSession
 from pyspark_qmq import session
 
@@ -26,12 +25,3 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     found = session.session("tests", master=fast_session.MASTER, conf=conf)
     yield found
     found.stop()
-
-
-@pytest.fixture
-def traffic() -> Iterator[Traffic]:
-    """A store with small segments, which changes while it is read as files."""
-    with folder_in_memory() as folder:
-        found = Traffic(folder, Random())
-        yield found
-        found.store.close()

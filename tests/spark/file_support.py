@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from pyspark_qmq.files.log import FileAddress, FileLog
-from pyspark_qmq.source_model import ALL, QueueKey, QueuePiece, ReadSelection, Topology
+import pytest
 from support import ManualClock
 
+from qmq.columns.files.log import FileAddress, FileLog
+from qmq.columns.model import ALL, QueueKey, QueuePiece, ReadSelection, Topology
 from qmq.log import commit_mark
 from qmq.log.checkpoint import begin_checkpoint, end_checkpoint
 from qmq.log.log_config import LogConfig
@@ -152,3 +153,12 @@ def rows_of(pieces: Sequence[QueuePiece], selection: ReadSelection = ALL, *, ski
 def read_all(log: FileLog, topology: Topology, bytes_max: int = 1 << 20, selection: ReadSelection = ALL) -> dict[QueueKey, list[Row]]:
     """All rows of the topology's queues."""
     return {key: rows_of(log.pieces(key, queue.start, queue.end, bytes_max), selection) for key, queue in topology.queues.items()}
+
+
+@pytest.fixture
+def traffic() -> Iterator[Traffic]:
+    """A store with small segments, which changes while it is read as files."""
+    with folder_in_memory() as folder:
+        found = Traffic(folder, Random())
+        yield found
+        found.store.close()

@@ -21,13 +21,13 @@ from pyspark_qmq.lake.table import LakeTable, open_table
 from pyspark_qmq.lake.task_runner import TaskOutput, TaskSource, write_tasks
 from pyspark_qmq.lake.writer import LakeOptions, LakeWriter, RoundResult
 from pyspark_qmq.lake_reader import LakeReader
-from pyspark_qmq.options import ReadOptions, parse
-from pyspark_qmq.planning import ReadTask
 from pyspark_qmq.reader import LogReader
 from pyspark_qmq.source_schema import default_schema
 from support import NodeProcess
 
 import qmq.blocking
+from qmq.columns.options import ReadOptions, parse
+from qmq.columns.planning import ReadTask
 from qmq.errors import InvalidArgument
 
 SMALL = LakeOptions(round_bytes=20_000)

@@ -17,10 +17,11 @@ from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
-from pyspark_qmq.source_model import RoutePartition, Routes
 from qmq_ordering.algebra import first_route, merge, move, next_route, split
 from qmq_ordering.hashing import logical_partition
 from qmq_ordering.routes import Change
+
+from qmq.columns.model import RoutePartition, Routes
 
 LPS = 64
 GROUPS = ("a", "b", "c")

@@ -15,9 +15,9 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 from pyspark_qmq.datasets import schema_of
-from pyspark_qmq.files.log import FileAddress
 
 import qmq
+from qmq.columns.files.log import FileAddress
 from qmq.errors import UnknownSubject
 from qmq.model import Order, SubjectConfig
 

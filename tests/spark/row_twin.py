@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
-from pyspark_qmq.source_model import ALL, QueueKey, QueuePiece, ReadSelection, SourceBatch
 
+from qmq.columns.model import ALL, QueueKey, QueuePiece, ReadSelection, SourceBatch
 from qmq.model import MessageId
 from qmq.wire.batch import BatchView, Envelope, Kind, encode, sent_sizes
 from qmq.wire.batch_columns import BatchFlag, Columns, Compression

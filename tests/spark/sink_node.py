@@ -34,7 +34,6 @@ from pyspark.sql.types import (
     StructType,
     TimestampType,
 )
-from pyspark_qmq.servers.server_address import ServerAddress
 from pyspark_qmq.sink.cluster import SinkCluster
 from pyspark_qmq.sink.options import Fields, SinkOptions
 from pyspark_qmq.sink.packets import Load, Packet
@@ -42,11 +41,12 @@ from pyspark_qmq.sink.requests import Ask, Locate, LookedUp, SubjectCore, Where
 from pyspark_qmq.sink.row_identity import RowTarget, RowWriter
 from pyspark_qmq.sink.row_prints import Prints
 from pyspark_qmq.sink.write_task import Counts, WriteTask
-from pyspark_qmq.source_model import ALL, QueuePiece, RoutePartition, Routes, SourceBatch
 from qmq_ordering.routes import LpRange
 from support import node_config, running
 
 from qmq.client.metadata.service import MetadataClient
+from qmq.columns.model import ALL, QueuePiece, RoutePartition, Routes, SourceBatch
+from qmq.columns.servers.server_address import ServerAddress
 from qmq.errors import NotConnected, NumberTaken, OutOfSequence, Overloaded, QmqError, ReadOnly, RouteChanged, Unavailable
 from qmq.model import Order, SubjectConfig
 from qmq.node.dev_node import Node

@@ -15,11 +15,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 from pyspark_qmq.jobs.job import projection
 from pyspark_qmq.jobs.order_checks import COLUMNS, audit, parse_by
-from pyspark_qmq.servers.server_address import ServerAddress
 from support import NodeProcess, forms
 from system.spark_workload import change
 
 import qmq
+from qmq.columns.servers.server_address import ServerAddress
 
 MESSAGES = 1_000_000 if forms.FORM == "all" else 100_000
 ROUND = MESSAGES // 500

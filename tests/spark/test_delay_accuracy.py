@@ -16,10 +16,10 @@ from pyspark_qmq.jobs import delay_accuracy
 from pyspark_qmq.jobs.delay_accuracy import CAME, EARLY, LOST, DelayFinding, figures, horizons, judged, oldest_kept
 from pyspark_qmq.jobs.job import main
 from pyspark_qmq.jobs.lag_figures import quantile
-from pyspark_qmq.source_model import QueueKey, SourceQueue
 from support import eventually, node_config, running
 
 import qmq
+from qmq.columns.model import QueueKey, SourceQueue
 
 pytestmark = pytest.mark.sampled
 

@@ -16,17 +16,17 @@ from action_entries import START_MS, Entry, entry, snapshot, timed
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark_qmq import datasets
-from pyspark_qmq.committed_log import LogAddress
 from pyspark_qmq.datasets import tables
 from pyspark_qmq.datasets.deliveries import GroupStanding, Replay, deliveries, standings
 from pyspark_qmq.datasets.delivery_fate import Delivery, DeliveryFate, ShareKey
-from pyspark_qmq.files.log import FileAddress
-from pyspark_qmq.servers.server_address import ServerAddress
 from qmq_ordering.routes import LpRange
 from support import NodeProcess
 
 import qmq
 import qmq.blocking
+from qmq.columns.committed_log import LogAddress
+from qmq.columns.files.log import FileAddress
+from qmq.columns.servers.server_address import ServerAddress
 from qmq.errors import InvalidArgument, LogDamaged
 from qmq.log.actions import (
     AnyAction,

@@ -27,10 +27,10 @@ from pyspark_qmq.jobs.lag_figures import (
     quantile,
     share_at,
 )
-from pyspark_qmq.source_model import QueueKey, SourceQueue
 from support import eventually, node_config, running
 
 import qmq
+from qmq.columns.model import QueueKey, SourceQueue
 from qmq.model import Order, SubjectConfig
 
 pytestmark = pytest.mark.sampled

@@ -22,9 +22,9 @@ from publishing import change_route, create_ordered, send, send_ordered, until_i
 from pyiceberg.catalog import load_catalog
 from pyspark_qmq.lake import maintenance
 from pyspark_qmq.lake.writer import LakeWriter
-from pyspark_qmq.options import parse
 from support import NodeProcess
 
+from qmq.columns.options import parse
 from qmq.proto.v1 import meta_pb2 as pb
 
 pytestmark = pytest.mark.sampled

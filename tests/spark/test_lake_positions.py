@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark_qmq.lake import table
 from pyspark_qmq.lake.table import PROPERTY, Snapshot
-from pyspark_qmq.source_model import QueueKey
 
+from qmq.columns.model import QueueKey
 from qmq.errors import LogDamaged
 
 KEY = QueueKey("s", 0, "g1")

@@ -20,9 +20,9 @@ from pyspark_qmq.lake.catalog import CatalogAway, open_catalog
 from pyspark_qmq.lake.table import open_table
 from pyspark_qmq.lake.writer import LakeWriter
 from pyspark_qmq.lake_reader import LakePartition, LakeReader
-from pyspark_qmq.options import parse
 
 import qmq.blocking
+from qmq.columns.options import parse
 from qmq.errors import InvalidArgument, LogDamaged, MessagesExpired, UnknownSubject
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.schemas.declared_schema import SchemaFormat

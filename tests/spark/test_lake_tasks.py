@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pyspark_qmq.lake.rows import FilePart, LakeFile, LakeTask, TimeRange, lake_tasks
-from pyspark_qmq.planning import Plan, PlannedRange
-from pyspark_qmq.source_model import QueueKey, RoutePartition, Routes, Topology
 from qmq_ordering.routes import LpRange
+
+from qmq.columns.model import QueueKey, RoutePartition, Routes, Topology
+from qmq.columns.planning import Plan, PlannedRange
 
 G1, G2 = QueueKey("orders", 0, "g1"), QueueKey("orders", 0, "g2")
 ONE, TWO = QueueKey("bank", 1, "g1"), QueueKey("bank", 2, "g1")

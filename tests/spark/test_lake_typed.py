@@ -18,10 +18,10 @@ from pyspark_qmq.lake import maintenance, typed
 from pyspark_qmq.lake.rows import conformed
 from pyspark_qmq.lake.table import LakeTable, find_table, open_table
 from pyspark_qmq.lake.writer import LakeOptions, LakeWriter
-from pyspark_qmq.options import parse
 from support import NodeProcess
 
 import qmq.blocking
+from qmq.columns.options import parse
 from qmq.errors import IncompatibleSchema, InvalidArgument
 from qmq.schemas.declared_schema import Compatibility, SchemaFormat
 

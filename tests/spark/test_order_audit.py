@@ -14,10 +14,10 @@ from publishing import change_route, create_ordered, send, send_ordered, until_i
 from pyspark.sql import SparkSession
 from pyspark_qmq.jobs.job import common_parser, main
 from pyspark_qmq.jobs.order_audit import JOB, ordered_subjects, reads_to_end
-from pyspark_qmq.servers.server_address import ServerAddress
-from pyspark_qmq.source_model import QueueKey, Routes, SourceQueue, Topology
 from support import NodeProcess
 
+from qmq.columns.model import QueueKey, Routes, SourceQueue, Topology
+from qmq.columns.servers.server_address import ServerAddress
 from qmq.errors import InvalidArgument, OrderMismatch
 from qmq.proto.v1 import meta_pb2 as pb
 

@@ -12,11 +12,11 @@ from order_twin import GROUPS, LPS, Found, History, Message, Row, Stream, exchan
 from pyspark.sql import SparkSession
 from pyspark_qmq.jobs.order_checks import Findings, audit
 from pyspark_qmq.jobs.order_rules import RULES
-from pyspark_qmq.source_model import QueueKey, Routes, SourceQueue
 from qmq_ordering.algebra import move
 from qmq_ordering.hashing import logical_partition
 from support import forms
 
+from qmq.columns.model import QueueKey, Routes, SourceQueue
 from qmq.errors import InvalidArgument
 
 pytestmark = pytest.mark.sampled

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from pyspark_qmq.jobs.order_audit import HINTS, change, changes_between, describe, producer
 from pyspark_qmq.jobs.order_rules import RULES, OrderPlace, Violation
-from pyspark_qmq.source_model import RoutePartition, Routes
 from qmq_ordering.routes import LpRange
+
+from qmq.columns.model import RoutePartition, Routes
 
 AT = 1_795_251_600_000
 """2026-11-21 09:00 UTC."""

@@ -8,11 +8,11 @@ import pytest
 from file_support import Traffic, checkpoint, mark
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import BinaryType, StructField, StructType
-from pyspark_qmq.options import parse
 from pyspark_qmq.stream import LogStreamReader
 from sink_node import NodeThread, node_thread
 
 import qmq
+from qmq.columns.options import parse
 from qmq.errors import MessagesExpired
 from qmq.log.queue_deletion import drop, purge
 

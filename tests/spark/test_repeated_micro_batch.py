@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
-from pyspark_qmq.options import parse
-from pyspark_qmq.planning import Plan, are_cut, per_task, stream_tasks
 from pyspark_qmq.reader import TaskPartition
-from pyspark_qmq.source_model import ALL, QueueKey, QueuePiece, ReadSelection, RoutePartition, Routes, SourceQueue, Topology
 from pyspark_qmq.stream import LogStreamReader
 from qmq_ordering.routes import LpRange
 from sink_node import node_thread
 
 import qmq
+from qmq.columns.model import ALL, QueueKey, QueuePiece, ReadSelection, RoutePartition, Routes, SourceQueue, Topology
+from qmq.columns.options import parse
+from qmq.columns.planning import Plan, are_cut, per_task, stream_tasks
 from qmq.errors import InvalidArgument, MessagesExpired
 
 GROUPS = ("g1", "g2", "g3", "g4")

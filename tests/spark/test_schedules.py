@@ -105,7 +105,7 @@ def at(time_ms: int) -> datetime:
 
 
 def address(folder: Path) -> Any:
-    from pyspark_qmq.files.log import FileAddress
+    from qmq.columns.files.log import FileAddress
 
     return FileAddress((str(folder),))
 

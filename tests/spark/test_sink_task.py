@@ -10,8 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark_qmq.servers.connection import BlockingConnection
-from pyspark_qmq.servers.server_address import ServerAddress
 from pyspark_qmq.sink.cluster import SinkCluster, look
 from pyspark_qmq.sink.requests import Ask, Look, LookedUp, Where
 from pyspark_qmq.sink.row_identity import RowTarget, RowWriter
@@ -19,6 +17,8 @@ from pyspark_qmq.sink.write_task import Counts
 from sink_node import NodeThread, node_thread, record_batches, write
 from support import NodeProcess
 
+from qmq.columns.servers.connection import BlockingConnection
+from qmq.columns.servers.server_address import ServerAddress
 from qmq.errors import AccessDenied, InvalidArgument, NotConnected, OrderMismatch, UnknownSubject
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind

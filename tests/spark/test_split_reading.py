@@ -7,10 +7,10 @@ from random import Random
 import pytest
 from pyspark_qmq.lake import table
 from pyspark_qmq.lake.snapshot import LakeExtent, edges, extents, joined, split
-from pyspark_qmq.options import parse
-from pyspark_qmq.planning import PlannedRange
-from pyspark_qmq.source_model import QueueKey, SourceQueue, Topology
 
+from qmq.columns.model import QueueKey, SourceQueue, Topology
+from qmq.columns.options import parse
+from qmq.columns.planning import PlannedRange
 from qmq.errors import InvalidArgument, MessagesExpired
 
 ONE, TWO = QueueKey("orders", 0, "g1"), QueueKey("orders", 0, "g2")

@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-from pyspark_qmq.servers.log import ServerLog
-from pyspark_qmq.source_model import QueuePiece, ReadSelection, SourceBatch
 from qmq_coordination.view import ClusterView
 
+from qmq.columns.model import QueuePiece, ReadSelection, SourceBatch
+from qmq.columns.servers.log import ServerLog
 from qmq.log.log_config import LogConfig
 from qmq.meta.server import MetaConfig, MetaServer
 from qmq.node.broker import broker_node

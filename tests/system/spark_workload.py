@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 from flights import flights
-from pyspark_qmq.columns import Projector
-from pyspark_qmq.planning import Plan, ranges, tasks
-from pyspark_qmq.servers.server_address import ServerAddress
-from pyspark_qmq.source_model import ALL, Topology
-from pyspark_qmq.source_schema import COLUMNS, default_schema
+from pyspark_qmq.source_schema import COLUMNS, columns_of, default_schema
 
 import qmq
+from qmq.columns.model import ALL, Topology
+from qmq.columns.planning import Plan, ranges, tasks
+from qmq.columns.projector import Projector
+from qmq.columns.servers.server_address import ServerAddress
 from qmq.errors import QmqError
 from qmq.model import Order, SubjectConfig
 from qmq.proto.v1 import meta_pb2 as pb
@@ -126,7 +126,7 @@ def read_log(server: str, subject: str, since: Mapping[str, int] | None = None) 
         for task in tasks(log, topology, ranges(start, end, topology.queues, skips_lost=False), Plan(), ALL):
             key = task.piece.queue
             versions = {(key.subject, key.partition): task.route_version} if task.route_version is not None else {}
-            projector = Projector(default_schema(with_headers=True), routes=versions, selection=ALL)
+            projector = Projector(columns_of(default_schema(with_headers=True)), routes=versions, selection=ALL)
             batches += projector.convert(log.read(task.piece, ALL, skips_lost=False), task.piece)
         return pa.Table.from_batches(batches) if batches else pa.table({name: [] for name in COLUMNS}), topology
     finally:

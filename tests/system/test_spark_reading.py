@@ -6,13 +6,13 @@ import asyncio
 from contextlib import closing
 
 import pytest
-from pyspark_qmq.servers import reading
-from pyspark_qmq.servers.metaservers import Metadata
-from pyspark_qmq.servers.reading import MasterConnections
-from pyspark_qmq.servers.server_address import ServerAddress
-from pyspark_qmq.source_model import QueueKey, QueuePiece, ReadSelection
 
 import qmq
+from qmq.columns.model import QueueKey, QueuePiece, ReadSelection
+from qmq.columns.servers import reading
+from qmq.columns.servers.metaservers import Metadata
+from qmq.columns.servers.reading import MasterConnections
+from qmq.columns.servers.server_address import ServerAddress
 from qmq.model import SubjectConfig
 from qmq.wire import frame_payloads as wire
 from qmq.wire.batch import BatchView, encode

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from pyspark_qmq.files.folders import Bound, LogFolder, bound_of_checkpoint, find_folders, load_checkpoint, read_bound
-from pyspark_qmq.files.index import whole_end
-from pyspark_qmq.files.segments import Mapped, SegmentFiles
+from qmq.columns.files.folders import Bound, LogFolder, bound_of_checkpoint, find_folders, load_checkpoint, read_bound
+from qmq.columns.files.index import whole_end
+from qmq.columns.files.segments import Mapped, SegmentFiles
 from qmq.errors import InvalidArgument, LogDamaged, MessagesExpired
 from qmq.wire.batch import Envelope, Kind
 

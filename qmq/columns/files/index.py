@@ -19,9 +19,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from pyspark_qmq.files.folders import Bound, LogFolder, bound_of_checkpoint, load_checkpoint, newest_checkpoint, read_bound
-from pyspark_qmq.files.queue_index import IndexLost, Persisted, QueueIndex, sealed_at_of
-from pyspark_qmq.files.segments import Mapped, SegmentFiles
+from qmq.columns.files.folders import Bound, LogFolder, bound_of_checkpoint, load_checkpoint, newest_checkpoint, read_bound
+from qmq.columns.files.queue_index import IndexLost, Persisted, QueueIndex, sealed_at_of
+from qmq.columns.files.segments import Mapped, SegmentFiles
 from qmq.errors import CorruptBatch, LogDamaged
 from qmq.log import command_messages
 from qmq.log.checkpoint import Checkpoint

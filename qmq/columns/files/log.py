@@ -14,12 +14,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from pyspark_qmq.files.folders import LogFolder, check_committed, find_folders
-from pyspark_qmq.files.index import FolderIndex
-from pyspark_qmq.files.queue_index import QueueIndex
-from pyspark_qmq.files.reading import FilePieceReader, place_of
-from pyspark_qmq.files.routes import empty_queues, read_routes
-from pyspark_qmq.source_model import QueueKey, QueuePiece, ReadSelection, Routes, SourceBatch, SourceQueue, Topology
+from qmq.columns.files.folders import LogFolder, check_committed, find_folders
+from qmq.columns.files.index import FolderIndex
+from qmq.columns.files.queue_index import QueueIndex
+from qmq.columns.files.reading import FilePieceReader, place_of
+from qmq.columns.files.routes import empty_queues, read_routes
+from qmq.columns.model import QueueKey, QueuePiece, ReadSelection, Routes, SourceBatch, SourceQueue, Topology
 from qmq.errors import InvalidArgument, LogDamaged, NotConnected, UnknownSubject
 
 

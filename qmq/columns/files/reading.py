@@ -20,10 +20,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspark_qmq.files.index import WalkedBatch, entry_at
-from pyspark_qmq.files.queue_index import Entries
-from pyspark_qmq.files.segments import Mapped, SegmentFiles, map_part
-from pyspark_qmq.source_model import QueuePiece, ReadSelection, SourceBatch
+from qmq.columns.files.index import WalkedBatch, entry_at
+from qmq.columns.files.queue_index import Entries
+from qmq.columns.files.segments import Mapped, SegmentFiles, map_part
+from qmq.columns.model import QueuePiece, ReadSelection, SourceBatch
 from qmq.errors import LogDamaged, MessagesExpired, NotConnected
 from qmq.log.reading import has_lps, has_tags, may_have_tags
 from qmq.log.segments import segment_name

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from qmq_ordering.routes import LpRange
 
-from pyspark_qmq.source_model import QueueKey, RoutePartition, Routes, SourceQueue
+from qmq.columns.model import QueueKey, RoutePartition, Routes, SourceQueue
 from qmq.errors import InvalidArgument
 from qmq.model import Order
 from qmq.text import parse_json

@@ -23,8 +23,8 @@ from typing import Final, NamedTuple, Self
 
 import numpy as np
 
-from pyspark_qmq.servers.metaservers import token_for
 from qmq import limits
+from qmq.columns.servers.metaservers import token_for
 from qmq.errors import DeadlineExceeded, InvalidArgument, NotConnected, Outcome, ProtocolViolation, QmqError
 from qmq.process.address import parse
 from qmq.rpc.server_name import ANY_SERVER, ServerName

@@ -1,4 +1,4 @@
-"""The committed log served by brokers (implements `pyspark_qmq.committed_log.CommittedLog`).
+"""The committed log served by brokers (implements `qmq.columns.committed_log.CommittedLog`).
 
 Rules:
 * A queue's end is the position up to which its master shows messages to applications: the answer to a FETCH for no messages.
@@ -16,10 +16,10 @@ from contextlib import suppress
 from dataclasses import replace
 from math import ceil
 
-from pyspark_qmq.servers.connection import ANSWER_S, BlockingConnection
-from pyspark_qmq.servers.metaservers import Metadata
-from pyspark_qmq.servers.reading import MasterConnections, ServerPieceReader, numbers_of
-from pyspark_qmq.source_model import QueueKey, QueuePiece, ReadSelection, Routes, SourceBatch, SourceQueue, Topology
+from qmq.columns.model import QueueKey, QueuePiece, ReadSelection, Routes, SourceBatch, SourceQueue, Topology
+from qmq.columns.servers.connection import ANSWER_S, BlockingConnection
+from qmq.columns.servers.metaservers import Metadata
+from qmq.columns.servers.reading import MasterConnections, ServerPieceReader, numbers_of
 from qmq.errors import QmqError, UnknownSubject
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind

@@ -16,9 +16,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 import grpc
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from pyspark_qmq.servers.server_routes import routes_of
-from pyspark_qmq.source_model import Routes
 from qmq.client.metadata.cache import Placement, placement_of
+from qmq.columns.model import Routes
+from qmq.columns.servers.server_routes import routes_of
 from qmq.errors import CallerError, CoordinationError, InvalidArgument, NotConnected, QmqError, Unavailable
 from qmq.process.address import parse, require_private
 from qmq.proto.v1 import control_pb2_grpc, meta_pb2_grpc

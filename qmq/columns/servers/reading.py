@@ -26,11 +26,11 @@ from typing import Final, Protocol, TypeVar
 import numpy as np
 from google_crc32c import value as crc32c
 
-from pyspark_qmq.servers.connection import ANSWER_S, BlockingConnection
-from pyspark_qmq.servers.metaservers import Located, Metadata, RetryDeadline, patiently
-from pyspark_qmq.source_model import QueueKey, QueuePiece, ReadSelection, SourceBatch
 from qmq import limits
 from qmq.client.metadata.cache import RouteTable, delayed_target
+from qmq.columns.model import QueueKey, QueuePiece, ReadSelection, SourceBatch
+from qmq.columns.servers.connection import ANSWER_S, BlockingConnection
+from qmq.columns.servers.metaservers import Located, Metadata, RetryDeadline, patiently
 from qmq.errors import (
     CorruptBatch,
     InvalidArgument,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyspark_qmq.servers.connection import ANSWER_S
-from pyspark_qmq.servers.log import ServerLog
-from pyspark_qmq.servers.metaservers import RETRY_MS, Metadata
+from qmq.columns.servers.connection import ANSWER_S
+from qmq.columns.servers.log import ServerLog
+from qmq.columns.servers.metaservers import RETRY_MS, Metadata
 
 
 @dataclass(frozen=True, slots=True)

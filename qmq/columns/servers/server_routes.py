@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from qmq_ordering.routes import LpRange
 
-from pyspark_qmq.source_model import RoutePartition, Routes
+from qmq.columns.model import RoutePartition, Routes
 from qmq.model import Order
 from qmq.proto.v1 import meta_pb2 as pb
 

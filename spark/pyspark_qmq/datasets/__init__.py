@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from pyspark_qmq.committed_log import LogAddress
     from pyspark_qmq.datasets.schedules import FolderStretch
-    from pyspark_qmq.files.log import FileAddress
-    from pyspark_qmq.servers.server_address import ServerAddress
+    from qmq.columns.committed_log import LogAddress
+    from qmq.columns.files.log import FileAddress
+    from qmq.columns.servers.server_address import ServerAddress
     from qmq.wire.batch import Envelope
 
 NAMES: Final = ("deliveries", "progress", "schedules")
@@ -60,14 +60,14 @@ def partitions(name: str, address: LogAddress) -> list[ActionLog | FolderStretch
         return list(_schedule_tasks(files))
     if files is not None:
         return list(_folder_tasks(files))
-    from pyspark_qmq.servers.reading import action_groups
+    from qmq.columns.servers.reading import action_groups
 
     servers = _servers(address)
     return [ActionLog(group, address=servers) for group in action_groups(servers)]
 
 
 def _servers(address: LogAddress) -> ServerAddress:
-    from pyspark_qmq.servers.server_address import ServerAddress
+    from qmq.columns.servers.server_address import ServerAddress
 
     if not isinstance(address, ServerAddress):
         raise InvalidArgument(f"{address} has no action log: give qmq.servers or qmq.path")
@@ -76,8 +76,8 @@ def _servers(address: LogAddress) -> ServerAddress:
 
 def _files(address: LogAddress) -> FileAddress | None:
     """The folders of the address, if it has any. An address may have folders together with servers, which know the routes."""
-    from pyspark_qmq.files.log import FileAddress
-    from pyspark_qmq.log_opening import RoutedAddress
+    from qmq.columns.files.log import FileAddress
+    from qmq.columns.log_opening import RoutedAddress
 
     if isinstance(address, RoutedAddress):
         return address.files
@@ -85,7 +85,7 @@ def _files(address: LogAddress) -> FileAddress | None:
 
 
 def _folder_tasks(files: FileAddress) -> Iterator[ActionLog]:
-    from pyspark_qmq.files.file_actions import action_folders
+    from qmq.columns.files.file_actions import action_folders
 
     found = [each for each in action_folders(list(files.paths), files.committed) if not each.is_delay]
     if not found:
@@ -96,7 +96,7 @@ def _folder_tasks(files: FileAddress) -> Iterator[ActionLog]:
 
 def _schedule_tasks(files: FileAddress) -> Iterator[FolderStretch]:
     from pyspark_qmq.datasets.schedules import furthest, stretches
-    from pyspark_qmq.files.folders import find_folders
+    from qmq.columns.files.folders import find_folders
 
     delays = [each for each in find_folders(files.paths, with_delay=True) if each.is_delay]
     if not delays:
@@ -120,9 +120,9 @@ def read(name: str, partition: ActionLog | FolderStretch, columns: Sequence[str]
 
 def _entries(log: ActionLog) -> Iterator[tuple[Envelope, bytes]]:
     if log.address is None:
-        from pyspark_qmq.files import file_actions
+        from qmq.columns.files import file_actions
 
         return file_actions.committed_actions(Path(log.folder), log.committed)
-    from pyspark_qmq.servers import reading
+    from qmq.columns.servers import reading
 
     return reading.committed_actions(log.address, log.broker_group)

@@ -27,7 +27,6 @@ from pyiceberg.catalog import Catalog
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for them
 
-from pyspark_qmq import offsets
 from pyspark_qmq.jobs.archive_rows import read_archive, snapshot_files, snapshot_rows
 from pyspark_qmq.jobs.job import checked_source, main, source_options
 from pyspark_qmq.jobs.report import Plot, Report, ReportTable
@@ -37,13 +36,14 @@ from pyspark_qmq.lake.maintenance import totals
 from pyspark_qmq.lake.table import LakeTable, find_table
 from pyspark_qmq.lake.task_runner import TaskOutput, TaskSource, write_tasks
 from pyspark_qmq.lake.writer import ROUND_BYTES, LakeOptions, LakeWriter, RoundResult
-from pyspark_qmq.log_opening import address_of, log_at
-from pyspark_qmq.options import ReadOptions, parse
-from pyspark_qmq.planning import ReadTask
-from pyspark_qmq.read_ranges import look, starts
-from pyspark_qmq.source_model import QueueKey, SourceQueue, Topology
 from pyspark_qmq.source_schema import COLUMNS, default_schema
 from qmq.client.listening.stopping import asked_in_main_thread
+from qmq.columns import offsets
+from qmq.columns.log_opening import address_of, log_at
+from qmq.columns.model import QueueKey, SourceQueue, Topology
+from qmq.columns.options import ReadOptions, parse
+from qmq.columns.planning import ReadTask
+from qmq.columns.read_ranges import look, starts
 from qmq.errors import InvalidArgument
 
 SHOWN_MAX: Final = 10

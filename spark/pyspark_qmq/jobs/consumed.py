@@ -11,11 +11,11 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
-from pyspark_qmq import options
 from pyspark_qmq.jobs.job import checked_source, projection, source_options
-from pyspark_qmq.log_opening import address_of, log_at
-from pyspark_qmq.read_ranges import look
-from pyspark_qmq.source_model import Topology
+from qmq.columns import options
+from qmq.columns.log_opening import address_of, log_at
+from qmq.columns.model import Topology
+from qmq.columns.read_ranges import look
 from qmq.errors import InvalidArgument
 from qmq.text import whole_number
 

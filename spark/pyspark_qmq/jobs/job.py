@@ -27,9 +27,9 @@ from pyspark.sql.types import StructField, StructType
 from pyspark_qmq import datasets
 from pyspark_qmq.jobs import report
 from pyspark_qmq.jobs.report import Report
-from pyspark_qmq.options import LOGS, log_of
 from pyspark_qmq.registration import register
 from pyspark_qmq.source_schema import COLUMNS, MORE_COLUMNS
+from qmq.columns.options import LOGS, log_of
 from qmq.errors import InvalidArgument, QmqError
 
 CLEAN: Final = 0

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf, isnan
 from typing import Final, NamedTuple
 
-from pyspark_qmq.source_model import QueueKey, SourceQueue
+from qmq.columns.model import QueueKey, SourceQueue
 
 PERCENTAGES: Final = (0.0, *(each / 100 for each in range(1, 100)), 0.999, 1.0)
 """The computed quantiles: the named ones, and enough for a curve."""

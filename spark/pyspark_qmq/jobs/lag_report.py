@@ -36,7 +36,7 @@ from pyspark_qmq.jobs.lag_figures import (
     share_at,
 )
 from pyspark_qmq.jobs.report import Plot, Report, ReportTable
-from pyspark_qmq.source_model import QueueKey, SourceQueue
+from qmq.columns.model import QueueKey, SourceQueue
 
 STEPS: Final = 60
 """Points of the curve of lag over time."""

@@ -29,8 +29,8 @@ from pyspark_qmq.jobs.job import main, read_log, source_options
 from pyspark_qmq.jobs.order_checks import COLUMNS, KEYS_MAX, Findings, audit, parse_by
 from pyspark_qmq.jobs.order_rules import RULES, OrderPlace, Violation
 from pyspark_qmq.jobs.report import Plot, Report, ReportTable, cell
-from pyspark_qmq.offsets import to_json
-from pyspark_qmq.source_model import QueueKey, RoutePartition, Routes, SourceQueue, Topology
+from qmq.columns.model import QueueKey, RoutePartition, Routes, SourceQueue, Topology
+from qmq.columns.offsets import to_json
 from qmq.errors import InvalidArgument, OrderMismatch
 from qmq.process.event_loop import time_of
 

@@ -58,7 +58,7 @@ from qmq_ordering.hashing import logical_partition
 from pyspark_qmq.jobs import order_keys
 from pyspark_qmq.jobs.order_keys import POSITION, Judging, RetainedKeys
 from pyspark_qmq.jobs.order_rules import NAMES, RULES, SCHEMA, UNORDERED, OrderPlace, Violation, finding, here, violations
-from pyspark_qmq.source_model import Routes, SourceQueue
+from qmq.columns.model import Routes, SourceQueue
 from qmq.errors import InvalidArgument
 from qmq.model import SESSION_BITS
 

@@ -17,8 +17,8 @@ from pyiceberg.io import OutputStream, load_file_io
 from requests.exceptions import ConnectionError as NoConnection
 from requests.exceptions import Timeout
 
-from pyspark_qmq.arrow_schema import TYPES
 from pyspark_qmq.lake.typed_columns import arrow_type
+from qmq.columns.projector import TYPES
 from qmq.errors import InvalidArgument, Unavailable
 from qmq.schemas.field_types import Struct
 

@@ -18,11 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.catalog import Catalog
 
-from pyspark_qmq import offsets
 from pyspark_qmq.lake.catalog import SCHEMA
 from pyspark_qmq.lake.day_files import DayFile, DayFiles
 from pyspark_qmq.lake.table import LakeTable, open_table
-from pyspark_qmq.source_model import QueueKey
+from qmq.columns import offsets
+from qmq.columns.model import QueueKey
 from qmq.errors import InvalidArgument, LogDamaged, Overloaded
 from qmq.text import parse_json, whole_number
 

@@ -28,11 +28,11 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyiceberg.io import FileIO, load_file_io
 
-from pyspark_qmq.arrow_schema import TYPES
-from pyspark_qmq.coalescing import ROWS_WANTED, shaped
 from pyspark_qmq.lake.lake_damage import reading_file, require_size
-from pyspark_qmq.planning import Plan, PlannedRange
-from pyspark_qmq.source_model import ReadSelection, Topology
+from qmq.columns.coalescing import ROWS_WANTED, shaped
+from qmq.columns.model import ReadSelection, Topology
+from qmq.columns.planning import Plan, PlannedRange
+from qmq.columns.projector import TYPES
 
 
 def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -28,17 +28,17 @@ from pyiceberg.conversions import from_bytes
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
-from pyspark_qmq import read_ranges
 from pyspark_qmq.lake import typed
 from pyspark_qmq.lake.catalog import answering_catalog, open_catalog
 from pyspark_qmq.lake.lake_damage import reading_table
 from pyspark_qmq.lake.rows import Bounds, LakeFile, TimeRange
 from pyspark_qmq.lake.table import LakeTable, read_table
-from pyspark_qmq.offsets import Offsets
-from pyspark_qmq.options import LakeAddress, ReadOptions
-from pyspark_qmq.planning import PlannedRange
-from pyspark_qmq.servers.metaservers import patiently
-from pyspark_qmq.source_model import QueueKey, ReadSelection, SourceQueue, Topology
+from qmq.columns import read_ranges
+from qmq.columns.model import QueueKey, ReadSelection, SourceQueue, Topology
+from qmq.columns.offsets import Offsets
+from qmq.columns.options import LakeAddress, ReadOptions
+from qmq.columns.planning import PlannedRange
+from qmq.columns.servers.metaservers import patiently
 from qmq.errors import InvalidArgument, MessagesExpired, Overloaded, UnknownSubject
 from qmq.process.event_loop import time_of
 

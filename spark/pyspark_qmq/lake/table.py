@@ -34,8 +34,8 @@ from pyiceberg.transforms import DayTransform
 
 from pyspark_qmq.lake.catalog import REJECTED_SCHEMA, SCHEMA, WITHOUT_BOUNDS, DataFolder, table_name
 from pyspark_qmq.lake.lake_damage import reading_metadata, reading_table, require_within
-from pyspark_qmq.offsets import Offsets, sequence_of
-from pyspark_qmq.source_model import QueueKey
+from qmq.columns.model import QueueKey
+from qmq.columns.offsets import Offsets, sequence_of
 from qmq.errors import InvalidArgument, LogDamaged, UnknownSubject
 from qmq.text import parse_json
 

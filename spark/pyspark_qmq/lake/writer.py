@@ -15,19 +15,19 @@ from typing import Final, NamedTuple
 
 from pyiceberg.catalog import Catalog
 
-from pyspark_qmq.admission import Limit, admit
-from pyspark_qmq.committed_log import CommittedLog
 from pyspark_qmq.lake import typed
 from pyspark_qmq.lake.catalog import CatalogAway, answering_catalog
 from pyspark_qmq.lake.table import COMPLETE_FROM, LakeTable, complete_from, encode_positions, open_table
 from pyspark_qmq.lake.task_runner import TaskOutput, TaskRunner, TaskSource, write_tasks
 from pyspark_qmq.lake.typed import TypedTables, held_struct
-from pyspark_qmq.log_opening import address_of, forget, log_at
-from pyspark_qmq.offsets import Offsets
-from pyspark_qmq.options import ReadOptions
-from pyspark_qmq.planning import Plan, PlannedRange, ranges, tasks
-from pyspark_qmq.read_ranges import look, starts
-from pyspark_qmq.source_model import ALL, QueueKey, SourceQueue, Topology
+from qmq.columns.admission import Limit, admit
+from qmq.columns.committed_log import CommittedLog
+from qmq.columns.log_opening import address_of, forget, log_at
+from qmq.columns.model import ALL, QueueKey, SourceQueue, Topology
+from qmq.columns.offsets import Offsets
+from qmq.columns.options import ReadOptions
+from qmq.columns.planning import Plan, PlannedRange, ranges, tasks
+from qmq.columns.read_ranges import look, starts
 from qmq.errors import InvalidArgument, QmqError, Unavailable
 from qmq.schemas.declared_schema import DeclaredSchema
 

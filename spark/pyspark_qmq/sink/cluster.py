@@ -27,14 +27,14 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from pyspark_qmq.servers.connection import BlockingConnection
-from pyspark_qmq.servers.metaservers import Metadata, call, open_channel, parse_servers
-from pyspark_qmq.servers.reading import MasterConnections, batches_in, numbers_of
 from pyspark_qmq.sink.packets import Packet
 from pyspark_qmq.sink.requests import Ask, Locate, Look, LookedUp, Where
 from pyspark_qmq.sink.row_identity import ID_BYTES, NUMBERS_END, Ids, RowTarget, RowWriter
 from pyspark_qmq.sink.row_prints import Prints, of_batch, of_ids, unknown
-from pyspark_qmq.source_model import QueueKey
+from qmq.columns.model import QueueKey
+from qmq.columns.servers.connection import BlockingConnection
+from qmq.columns.servers.metaservers import Metadata, call, open_channel, parse_servers
+from qmq.columns.servers.reading import MasterConnections, batches_in, numbers_of
 from qmq.errors import AccessDenied, LogDamaged, NotConnected, QmqError, RouteChanged, Unavailable, UnknownSubject
 from qmq.limits import MIB
 from qmq.proto.v1 import meta_pb2 as pb

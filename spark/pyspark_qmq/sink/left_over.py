@@ -18,7 +18,7 @@ from typing import Final
 
 from pyspark_qmq.sink.requests import Ask, Locate, Look, LookedUp, Where
 from pyspark_qmq.sink.row_identity import RowTarget, RowWriter
-from pyspark_qmq.source_model import Routes
+from qmq.columns.model import Routes
 from qmq.errors import AccessDenied, InvalidArgument, UnknownSubject
 
 BEYOND: Final = 16

@@ -43,8 +43,8 @@ from typing import Final
 
 from pyspark.sql.types import StructField, StructType
 
-from pyspark_qmq.options import OptionValues
 from qmq import limits
+from qmq.columns.options import OptionValues
 from qmq.errors import InvalidArgument
 from qmq.model import check_name
 from qmq.wire.batch_columns import Compression

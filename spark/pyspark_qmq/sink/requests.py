@@ -11,7 +11,7 @@ import numpy as np
 from pyspark_qmq.sink.packets import Load, Packet
 from pyspark_qmq.sink.row_identity import Rows, RowTarget
 from pyspark_qmq.sink.row_prints import Prints, unknown
-from pyspark_qmq.source_model import Routes
+from qmq.columns.model import Routes
 from qmq.errors import QmqError
 
 

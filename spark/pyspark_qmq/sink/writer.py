@@ -17,11 +17,11 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 from pyspark.taskcontext import TaskContext
 
-from pyspark_qmq.servers.metaservers import patiently
 from pyspark_qmq.sink.left_over import WrittenRows, refuse_left_over
 from pyspark_qmq.sink.options import Fields, SinkOptions
 from pyspark_qmq.sink.row_identity import RowWriter
 from pyspark_qmq.sink.write_task import Counts, WriteTask
+from qmq.columns.servers.metaservers import patiently
 from qmq.errors import InvalidArgument
 
 if TYPE_CHECKING:

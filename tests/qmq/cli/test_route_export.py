@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from cli_support import PLACES, Command, FakeMeta, change, described, place, route
-from pyspark_qmq.files.routes import parse_routes, read_routes
-from pyspark_qmq.source_model import RoutePartition
 from qmq_ordering.routes import LpRange
 
 from qmq.cli.route import routes_of
+from qmq.columns.files.routes import parse_routes, read_routes
+from qmq.columns.model import RoutePartition
 from qmq.errors import InvalidArgument, OrderMismatch
 from qmq.proto.v1 import meta_pb2 as pb
 

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from pyspark_qmq.servers import connection
-from pyspark_qmq.servers.connection import BlockingConnection, Head
 from support import node_config, running
 
+from qmq.columns.servers import connection
+from qmq.columns.servers.connection import BlockingConnection, Head
 from qmq.errors import DeadlineExceeded, NotConnected, NotMaster, Outcome, ProtocolViolation, UnknownSubject
 from qmq.wire import frame as frames
 from qmq.wire import frame_payloads as wire

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark_qmq.coalescing import BYTES_MAX, BYTES_WANTED, ROWS_FEW, ROWS_MAX, ROWS_WANTED, chunks, shaped, spans
-from pyspark_qmq.columns import Projector
-from pyspark_qmq.source_model import QueuePiece, ReadSelection
 from row_twin import QUEUE, rows_of, stored, whole
 
 from qmq import limits
+from qmq.columns.coalescing import BYTES_MAX, BYTES_WANTED, ROWS_FEW, ROWS_MAX, ROWS_WANTED, chunks, shaped, spans
+from qmq.columns.model import QueuePiece, ReadSelection
+from qmq.columns.projector import Projector
 from qmq.wire.batch_columns import Columns, Compression
 
 

@@ -9,11 +9,11 @@ from random import Random
 
 import pytest
 from file_support import GROUP, Traffic, checkpoint, folder_in_memory, mark, small_log
-from pyspark_qmq.files.file_actions import action_folders, committed_actions
-from pyspark_qmq.files.folders import find_folders
 from support import ManualClock, node_config, running
 
 import qmq
+from qmq.columns.files.file_actions import action_folders, committed_actions
+from qmq.columns.files.folders import find_folders
 from qmq.errors import InvalidArgument, LogDamaged, MessagesExpired
 from qmq.log.actions import Begin, Join, decode_actions
 from qmq.log.envelopes import unwrap

@@ -9,13 +9,13 @@ from random import Random
 
 import pytest
 from file_support import GROUP, Traffic, batch, checkpoint, folder_in_memory, mark, opened, rows_of, small_log
-from pyspark_qmq.files import folders
-from pyspark_qmq.files.folders import find_folders
-from pyspark_qmq.files.index import FolderIndex
-from pyspark_qmq.source_model import QueueKey
 from support import ManualClock, eventually, node_config, running
 
 import qmq
+from qmq.columns.files import folders
+from qmq.columns.files.folders import find_folders
+from qmq.columns.files.index import FolderIndex
+from qmq.columns.model import QueueKey
 from qmq.errors import InvalidArgument, LogDamaged, NotConnected
 from qmq.log import commit_mark, follower
 from qmq.log.recovery import open_store

@@ -9,11 +9,11 @@ from random import Random
 
 import pytest
 from file_support import GROUP, Traffic, batch, checkpoint, folder_in_memory, mark, opened, rows_of
-from pyspark_qmq.files import reading
-from pyspark_qmq.files.index import entry_at, pasts
-from pyspark_qmq.files.segments import Mapped
-from pyspark_qmq.source_model import QueueKey, ReadSelection
 
+from qmq.columns.files import reading
+from qmq.columns.files.index import entry_at, pasts
+from qmq.columns.files.segments import Mapped
+from qmq.columns.model import QueueKey, ReadSelection
 from qmq.errors import LogDamaged
 from qmq.log.consume_log import ENTRY_BYTES
 from qmq.log.envelopes import wrap

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pyspark_qmq.files.folders import find_folders
 from support import node_config, running
 
 from qmq.broker.config import BrokerConfig
+from qmq.columns.files.folders import find_folders
 from qmq.errors import InvalidArgument
 
 SEGMENT = f"{0:020d}.log"

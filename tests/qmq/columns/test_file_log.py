@@ -10,11 +10,11 @@ from random import Random
 import pytest
 from file_support import GROUP, Traffic, batch, checkpoint, folder_in_memory, forget_old, mark, opened, read_all, rows_of
 from pyspark.serializers import CloudPickleSerializer
-from pyspark_qmq.files import reading
-from pyspark_qmq.files.log import FileLog
-from pyspark_qmq.source_model import ALL, QueueKey, ReadSelection
 from qmq_ordering.routes import LpRange
 
+from qmq.columns.files import reading
+from qmq.columns.files.log import FileLog
+from qmq.columns.model import ALL, QueueKey, ReadSelection
 from qmq.errors import InvalidArgument, LogDamaged, MessagesExpired, NotConnected, UnknownSubject
 from qmq.wire.batch_columns import BatchFlag, check_region
 

@@ -8,15 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from file_support import opened, rows_of
-from pyspark_qmq.committed_log import CommittedLog
-from pyspark_qmq.files.log import FileLog
-from pyspark_qmq.servers.server_address import ServerAddress
-from pyspark_qmq.source_model import ALL, QueueKey, SourceBatch, SourceQueue, Topology
 from support import eventually
 from support.server_cluster import REPLICATED, THREE, cluster
 
 import qmq
 from qmq.cli.route import routes_of
+from qmq.columns.committed_log import CommittedLog
+from qmq.columns.files.log import FileLog
+from qmq.columns.model import ALL, QueueKey, SourceBatch, SourceQueue, Topology
+from qmq.columns.servers.server_address import ServerAddress
 from qmq.errors import InvalidArgument, UnknownSubject
 from qmq.log.log_config import LogConfig
 from qmq.model import Order, SubjectConfig

@@ -5,11 +5,11 @@ from __future__ import annotations
 import struct
 
 import pytest
-from pyspark_qmq.columns import Projector
-from pyspark_qmq.source_model import ALL, QueuePiece, ReadSelection, SourceBatch
 from qmq_ordering.routes import LpRange
 from row_twin import QUEUE, expected, rows_of, stored, whole
 
+from qmq.columns.model import ALL, QueuePiece, ReadSelection, SourceBatch
+from qmq.columns.projector import Projector
 from qmq.wire.batch_columns import BatchFlag, Columns, Layout, parse_header, tag_hash
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from pyspark_qmq.admission import admit
-from pyspark_qmq.files.routes import empty_queues
-from pyspark_qmq.log_opening import RoutedAddress, address_of
-from pyspark_qmq.options import StartPosition
-from pyspark_qmq.servers.server_address import ServerAddress
-from pyspark_qmq.source_model import QueueKey, RoutePartition, Routes, SourceQueue, Topology
 from qmq_ordering.routes import LpRange
+
+from qmq.columns.admission import admit
+from qmq.columns.files.routes import empty_queues
+from qmq.columns.log_opening import RoutedAddress, address_of
+from qmq.columns.model import QueueKey, RoutePartition, Routes, SourceQueue, Topology
+from qmq.columns.options import StartPosition
+from qmq.columns.servers.server_address import ServerAddress
 
 PARTS = {
     1: RoutePartition(1, LpRange(0, 8), "g1", 1),

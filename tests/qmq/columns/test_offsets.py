@@ -7,9 +7,9 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark_qmq import offsets
-from pyspark_qmq.source_model import QueueKey, SourceQueue
 
+from qmq.columns import offsets
+from qmq.columns.model import QueueKey, SourceQueue
 from qmq.errors import InvalidArgument
 
 KEYS = st.builds(QueueKey, st.sampled_from(["a", "b.c", "orders"]), st.integers(0, 40), st.sampled_from(["g1", "g-2"]))

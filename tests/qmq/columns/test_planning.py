@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from pyspark_qmq.planning import Plan, PlannedRange, ranges, tasks
-from pyspark_qmq.source_model import QueueKey, QueuePiece, ReadSelection, RoutePartition, Routes, SourceQueue, Topology
 from qmq_ordering.hashing import logical_partition
 from qmq_ordering.routes import LpRange
 
+from qmq.columns.model import QueueKey, QueuePiece, ReadSelection, RoutePartition, Routes, SourceQueue, Topology
+from qmq.columns.planning import Plan, PlannedRange, ranges, tasks
 from qmq.errors import MessagesExpired
 
 ORDERS = QueueKey("orders", 0, "g1")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from pyspark_qmq import options
-from pyspark_qmq.admission import Limit
-from pyspark_qmq.source_model import ReadSelection
 
+from qmq.columns import options
+from qmq.columns.admission import Limit
+from qmq.columns.model import ReadSelection
 from qmq.errors import InvalidArgument, InvalidName
 
 BASE = {"qmq.servers": "localhost:20880", "subscribe": "orders"}

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 from pyspark.serializers import CPickleSerializer
-from pyspark_qmq.servers import reading
-from pyspark_qmq.servers.log import ServerLog
-from pyspark_qmq.servers.server_address import ServerAddress
-from pyspark_qmq.source_model import QueueKey, QueuePiece, ReadSelection, Routes, SourceBatch, SourceQueue
 from qmq_ordering.routes import LpRange
 from support.server_cluster import REPLICATED, ServerCluster, bodies, cluster, read_all
 
 import qmq
 from qmq import limits
+from qmq.columns.model import QueueKey, QueuePiece, ReadSelection, Routes, SourceBatch, SourceQueue
+from qmq.columns.servers import reading
+from qmq.columns.servers.log import ServerLog
+from qmq.columns.servers.server_address import ServerAddress
 from qmq.errors import InvalidArgument, LogDamaged, MessagesExpired, NotConnected, UnknownSubject
 from qmq.model import Order, SubjectConfig
 from qmq.proto.v1 import meta_pb2 as pb

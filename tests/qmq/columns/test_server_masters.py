@@ -10,14 +10,14 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from pyspark_qmq.servers.connection import BlockingConnection
-from pyspark_qmq.servers.metaservers import Metadata, RetryDeadline
-from pyspark_qmq.servers.reading import MasterConnections, action_groups, committed_actions
-from pyspark_qmq.servers.server_address import ServerAddress
 from support import eventually, node_config, running
 from support.server_cluster import REPLICATED, cluster
 
 import qmq
+from qmq.columns.servers.connection import BlockingConnection
+from qmq.columns.servers.metaservers import Metadata, RetryDeadline
+from qmq.columns.servers.reading import MasterConnections, action_groups, committed_actions
+from qmq.columns.servers.server_address import ServerAddress
 from qmq.errors import InvalidArgument, NotConnected, Outcome, QmqError, UnknownSubject
 from qmq.log.actions import decode_actions
 from qmq.log.envelopes import unwrap

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
-from pyspark_qmq import admission, offsets
-from pyspark_qmq.admission import Limit, admit, share_out
-from pyspark_qmq.source_model import QueueKey, RoutePartition, Routes, SourceQueue, Topology
 from qmq_ordering.routes import LpRange
+
+from qmq.columns import admission, offsets
+from qmq.columns.admission import Limit, admit, share_out
+from qmq.columns.model import QueueKey, RoutePartition, Routes, SourceQueue, Topology
 
 SUBJECT, LPS = "bank", 16
 GROUPS = ("g1", "g2", "g3")

@@ -14,8 +14,6 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark_qmq.servers.connection import BlockingConnection
-from pyspark_qmq.servers.metaservers import Metadata
 from support import eventually, node_config, running
 
 from qmq.broker.config import BrokerConfig
@@ -23,6 +21,8 @@ from qmq.client.connection.connection import ClientTiming, Connection, connect
 from qmq.client.connection.pool import ConnectionPool
 from qmq.client.metadata.cache import Master
 from qmq.client.metadata.service import MetadataClient
+from qmq.columns.servers.connection import BlockingConnection
+from qmq.columns.servers.metaservers import Metadata
 from qmq.errors import NotConnected, ProtocolViolation, QmqError, WrongServer
 from qmq.node.dev_node import Node
 from qmq.proto.v1 import control_pb2 as pb

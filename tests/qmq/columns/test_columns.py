@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
-from pyspark_qmq.columns import Projector
-from pyspark_qmq.source_model import QueuePiece, ReadSelection, SourceBatch
-from pyspark_qmq.source_schema import COLUMNS, MORE_COLUMNS, default_schema
+from pyspark_qmq.source_schema import COLUMNS, MORE_COLUMNS, columns_of, default_schema
 from qmq_ordering.routes import LpRange
 from row_twin import NAMES, QUEUE, expected, rows_of, stored, whole
 from support.forms import examples
 
+from qmq.columns.model import QueuePiece, ReadSelection, SourceBatch
+from qmq.columns.projector import Projector
 from qmq.errors import CorruptBatch, InvalidArgument
 from qmq.wire.batch_columns import BatchFlag, Columns, Compression, Layout, parse_header
 
@@ -102,7 +102,7 @@ def test_types_are_exactly_those_that_spark_derives_from_the_schema() -> None:
     everything = StructType([StructField(name, kind, True) for name, kind in {**COLUMNS, **MORE_COLUMNS}.items()])
     for schema in (everything, default_schema(with_headers=False), default_schema(with_headers=True)):
         wanted = to_arrow_schema(schema, timezone="UTC")
-        batch = next(Projector(schema).convert([stored(Columns([b"x"], headers=[{"a": b"1"}], tags=[("UA",)]))], whole()))
+        batch = next(Projector(columns_of(schema)).convert([stored(Columns([b"x"], headers=[{"a": b"1"}], tags=[("UA",)]))], whole()))
         assert batch.schema.equals(wanted, check_metadata=True)
         for column, field in zip(batch.columns, wanted, strict=True):
             assert str(column.type) == str(field.type)
