@@ -1,23 +1,262 @@
-"""Presents the columns of several stored batches as if they were one batch. Pure.
+"""Combines stored batches, so that Spark gets record batches of an efficient size, and makes Arrow arrays of their buffers. Pure.
 
-A `JoinedBatches` finds a column's buffers in each of its spans and concatenates them (buffers.py). Unused columns are not read: bodies are
+*Chunks of batches.*
+
+A stored batch may hold a single message, and a record batch costs Spark as much as hundreds of messages do, so several become one:
+
+    stored batches ──spans──▶ the rows of each that are wanted ──chunks──▶ spans that become one record batch ──shaped──▶ what Spark gets
+
+A chunk has at most 8,192 rows and 4 MiB, counted uncompressed. If a selection leaves few rows of several chunks, they are combined once
+more; the rows of one large batch are cut. So a record batch has at most 65,536 rows, and at most 32 MiB unless it has one row.
+
+*Buffers.*
+
+A batch stores a column of byte strings in Arrow's layout: int32 offsets ("marks"), then bytes. A column of one batch is used without a
+copy. Columns of several batches are concatenated, which costs far less than another record batch costs Spark.
+
+A batch is validated even if its checksums are right: brokers check offsets at intake, but the writer of a file is unknown. Marks that
+decrease or point outside the column would let Arrow and the JVM read foreign memory, so they raise CorruptBatch; one vector operation over
+all lengths finds them. Invalid UTF-8 in names is replaced by U+FFFD, as consumers see it, because Spark does not check it.
+
+*Columns of several batches.*
+
+A `JoinedBatches` finds a column's buffers in each of its spans and concatenates them. Unused columns are not read: bodies are
 decompressed only for a schema with the body, tags are read only for a schema with tags or a selection by tags.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from qmq import limits
-from qmq.columns.buffers import Ints, Joined, Strings, join, stacked
-from qmq.columns.coalescing import Span, bodies_bytes
+from qmq.columns.model import QueuePiece, SourceBatch
 from qmq.errors import CorruptBatch
-from qmq.wire.batch_columns import Compression, decompress, last_offset
+from qmq.wire.batch import Envelope, Kind
+from qmq.wire.batch_columns import Compression, Layout, RegionHeader, decompress, last_offset, parse_header
+
+ROWS_WANTED: Final = 8192
+BYTES_WANTED: Final = 4 * limits.MIB
+"""Measured: from about 4,000 rows on, the fixed cost of a record batch is negligible; beyond a few MiB, only memory use grows."""
+ROWS_MAX: Final = 65_536
+BYTES_MAX: Final = 32 * limits.MIB
+BODIES_BYTES_MAX: Final = 4 * limits.BATCH_BYTES_MAX
+"""The largest uncompressed size that compressed bodies may claim."""
+ROWS_FEW: Final = 1024
+"""Record batches with fewer rows are combined with others."""
+
+
+class Span(NamedTuple):
+    """The messages at positions `first` to `end` - 1 of a stored batch."""
+
+    envelope: Envelope
+    region: bytes | memoryview
+    header: RegionHeader
+    layout: Layout
+    first: int
+    end: int
+
+    @property
+    def rows(self) -> int:
+        """The number of messages; at least one."""
+        return self.end - self.first
+
+
+def spans(batches: Iterable[SourceBatch], piece: QueuePiece, *, with_directed: bool) -> Iterator[Span]:
+    """The parts of the batches that lie within the piece and are visible to applications. Raises CorruptBatch."""
+    for envelope, region in batches:
+        if envelope.kind != Kind.DATA:
+            continue
+        header = parse_header(region)
+        first = max(piece.first - envelope.base_sequence, 0)
+        end = min(piece.end - envelope.base_sequence, header.count)
+        if first < end and (with_directed or not header.is_directed):
+            yield Span(envelope, region, header, Layout.walk(region, header), first, end)
+
+
+def bodies_bytes(span: Span) -> int:
+    """The uncompressed size of all bodies of the batch. Raises CorruptBatch if the size is impossible."""
+    size = int(np.frombuffer(span.region, "<i4", 1, span.layout.body + 4 * span.header.count)[0])
+    if not 0 <= size <= BODIES_BYTES_MAX:
+        raise CorruptBatch(f"a batch claims an impossible size of its bodies: {size} bytes")
+    return size
+
+
+def chunks(found: Iterable[Span]) -> Iterator[list[Span]]:
+    """Lists of spans; each list is within ROWS_WANTED and BYTES_WANTED, or has one span. Raises CorruptBatch."""
+    hand: list[Span] = []
+    rows = size = 0
+    for span in found:
+        span_bytes = len(span.region) + (bodies_bytes(span) if span.header.compression else 0)
+        if hand and (rows + span.rows > ROWS_WANTED or size + span_bytes > BYTES_WANTED):
+            yield hand
+            hand, rows, size = [], 0, 0
+        hand.append(span)
+        rows += span.rows
+        size += span_bytes
+    if hand:
+        yield hand
+
+
+def shaped(found: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in record batches that are not too large and, where possible, not tiny."""
+    few: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in found:
+        if batch.num_rows >= ROWS_FEW and not few:
+            yield from _cut(batch)
+            continue
+        few.append(batch)
+        rows += batch.num_rows
+        if rows >= ROWS_FEW or sum(each.nbytes for each in few) >= BYTES_WANTED:
+            yield from _cut(pa.concat_batches(few))
+            few, rows = [], 0
+    if few:
+        yield from _cut(few[0] if len(few) == 1 else pa.concat_batches(few))
+
+
+def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Halve a record batch until each part is small enough."""
+    rows = batch.num_rows
+    if rows <= ROWS_MAX and (batch.nbytes <= BYTES_MAX or rows == 1):
+        if rows:
+            yield batch
+        return
+    yield from _cut(batch.slice(0, rows // 2))
+    yield from _cut(batch.slice(rows // 2))
+
+
+Ints = npt.NDArray[np.int32]
+Bytes = bytes | memoryview
+
+_HEX: Final = np.frombuffer("".join(f"{each:02x}" for each in range(256)).encode(), "<u2")
+"""The two hexadecimal digits of each byte value, as one number."""
+_PLACES: Final = np.frombuffer("".join(f"{each:04x}" for each in range(65_536)).encode(), "S4")
+"""The last four digits of the message id, for each position in a batch."""
+ID_DIGITS: Final = 32
+
+
+class Strings(NamedTuple):
+    """Byte strings of one batch: item i is `data[marks[i]:marks[i + 1]]`."""
+
+    marks: Ints
+    data: Bytes
+
+
+class Joined(NamedTuple):
+    """Validated byte strings of several batches. `marks` begin at 0 and rise to the length of `data`."""
+
+    marks: Ints
+    data: Bytes
+
+    def array(self, kind: pa.DataType, valid: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+        """An Arrow array of strings or binaries. `valid`: which items are not null (None: all)."""
+        bits = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
+        return pa.Array.from_buffers(kind, len(self.marks) - 1, [bits, pa.py_buffer(self.marks), pa.py_buffer(self.data)])
+
+
+def marks_of(lengths: npt.NDArray[Any]) -> Ints:
+    """The start of each item of the given lengths, and the end of the last one."""
+    marks = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=marks[1:])
+    return marks
+
+
+def stacked(marks: Sequence[Ints]) -> Ints:
+    """The marks of one or more batches, concatenated and starting at 0. Raises CorruptBatch if marks decrease."""
+    if len(marks) == 1:
+        only = marks[0]
+        joined = only if only[0] == 0 and only.flags.aligned else only - only[0]
+    else:
+        joined = np.zeros(sum(map(len, marks)) - len(marks) + 1, np.int32)
+        at = end = 0
+        for each in marks:
+            first, last, rows = int(each[0]), int(each[-1]), len(each) - 1
+            np.add(each[1:], end - first, out=joined[at + 1 : at + 1 + rows])
+            at += rows
+            end += last - first
+    if (joined[1:] < joined[:-1]).any():
+        raise CorruptBatch("the offsets of a column do not rise, although the batch's checksum holds: the program that wrote it has a bug")
+    return joined
+
+
+def join(parts: Sequence[Strings]) -> Joined:
+    """Concatenate the items of one or more batches. Raises CorruptBatch if marks decrease or point outside the column."""
+    chunks = [data[_within(marks, len(data))] for marks, data in parts]
+    return Joined(stacked([marks for marks, _ in parts]), chunks[0] if len(chunks) == 1 else b"".join(chunks))
+
+
+def _within(marks: Ints, size: int) -> slice:
+    """The range of bytes spanned by a column's marks. Raises CorruptBatch if it exceeds `size`."""
+    first, last = int(marks[0]), int(marks[-1])
+    if not 0 <= first <= last <= size:
+        raise CorruptBatch("an offset points outside its column, although the batch's checksum holds: the program that wrote it has a bug")
+    return slice(first, last)
+
+
+def texts(joined: Joined) -> pa.Array:
+    """An Arrow array of strings. Bytes that are not valid UTF-8 are replaced by U+FFFD."""
+    if bytes(joined.data).isascii():
+        return joined.array(pa.string())
+    found = joined.array(pa.binary())
+    try:
+        return found.cast(pa.string())
+    except pa.ArrowInvalid:
+        distinct = found.dictionary_encode()
+        mended = [each.decode(errors="replace") for each in distinct.dictionary.to_pylist()]
+        return pa.array(mended, pa.string()).take(distinct.indices)
+
+
+def hex_texts(digits: npt.NDArray[np.uint8]) -> pa.Array:
+    """Rows of equally many ASCII digits, as strings."""
+    rows, width = digits.shape
+    marks = np.arange(0, rows * width + 1, width, dtype=np.int32)
+    return Joined(marks, digits.data.cast("B", (rows * width,))).array(pa.string())
+
+
+def hex_of(raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Rows of bytes as rows of twice as many hexadecimal digits."""
+    digits: npt.NDArray[np.uint8] = np.asarray(_HEX[raw]).view(np.uint8)
+    return digits
+
+
+def place_digits(places: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Four hexadecimal digits for each position in a batch."""
+    digits: npt.NDArray[np.uint8] = _PLACES[places].view(np.uint8).reshape(-1, 4)
+    return digits
+
+
+def map_array(marks: Ints, names: pa.Array, values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """An Arrow array with a map per message, from marks into names and values."""
+    entries = pa.StructArray.from_arrays([names, values], fields=[kind.key_field, kind.item_field])
+    return pa.Array.from_buffers(kind, len(marks) - 1, [None, pa.py_buffer(marks)], children=[entries])
+
+
+def list_array(marks: Ints, items: pa.Array, kind: pa.DataType) -> pa.Array:
+    """An Arrow array with a list per message, from marks into items."""
+    return pa.Array.from_buffers(kind, len(marks) - 1, [None, pa.py_buffer(marks)], children=[items])
+
+
+def last_of_each(rows: npt.NDArray[Any], names: pa.Array) -> npt.NDArray[np.bool_] | None:
+    """A mask that keeps the last of equal names within a row; None if no row repeats a name. `rows` is ascending."""
+    codes = pc.dictionary_encode(names)
+    width = max(len(codes.dictionary), 1)
+    marks = rows.astype(np.int64) * width + codes.indices.to_numpy()
+    if (np.diff(marks) > 0).all():  # The common case, because messages usually have their headers in the same order.
+        return None
+    _, newest = np.unique(marks[::-1], return_index=True)
+    if len(newest) == len(marks):
+        return None
+    keeps = np.zeros(len(marks), np.bool_)
+    keeps[len(marks) - 1 - newest] = True
+    return keeps
+
 
 _ZEROS: Final = np.zeros(limits.BATCH_MESSAGES_MAX + 1, np.int32)
 

@@ -34,10 +34,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from qmq.columns.admission import NO_LIMIT, Limit
 from qmq.columns.model import ALL, ReadSelection
 from qmq.columns.offsets import EARLIEST, LATEST, Given, parse_given
-from qmq.columns.planning import PIECE_BYTES, PLAN, Plan
+from qmq.columns.planning import NO_LIMIT, PIECE_BYTES, PLAN, Limit, Plan
 from qmq.errors import InvalidArgument
 from qmq.model import check_name
 from qmq.text import INT64_MAX, parse_json, whole_number

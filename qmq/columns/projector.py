@@ -3,7 +3,7 @@
 A `Projector` belongs to one task. It has a *maker* for each column of its schema: a function of a `JoinedBatches`. Other columns are not
 made:
 
-    stored batches ─▶ spans ─▶ chunks ─▶ wanted rows ─▶ makers ─▶ record batches, shaped (coalescing.py)
+    stored batches ─▶ spans ─▶ chunks ─▶ wanted rows ─▶ makers ─▶ record batches, shaped (joined_batches.py)
 
 Bodies, keys, tags and headers use the log's own buffers. Columns derived from a batch's header are computed as vectors: sequence and times
 by addition, message ids by tables of hexadecimal digits. Columns that are constant within a piece (subject, partition, broker group, route
@@ -31,9 +31,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from qmq_ordering.routes import LpRange
 
-from qmq.columns.buffers import hex_of, hex_texts, last_of_each, list_array, map_array, marks_of, place_digits, texts
-from qmq.columns.coalescing import Span, chunks, shaped, spans
-from qmq.columns.joined_batches import JoinedBatches
+from qmq.columns.joined_batches import (
+    JoinedBatches,
+    Span,
+    chunks,
+    hex_of,
+    hex_texts,
+    last_of_each,
+    list_array,
+    map_array,
+    marks_of,
+    place_digits,
+    shaped,
+    spans,
+    texts,
+)
 from qmq.columns.model import ALL, QueueKey, QueuePiece, ReadSelection, SourceBatch
 from qmq.errors import InvalidArgument
 from qmq.wire.batch_columns import BatchFlag, tag_hash

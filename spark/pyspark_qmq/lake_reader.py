@@ -13,12 +13,11 @@ from pyspark_qmq.lake.rows import LakeTask, TimeRange, lake_tasks, read_lake_tas
 from pyspark_qmq.lake.snapshot import Extents, LakeSnapshot, edges, joined, read_files, read_snapshots, split
 from pyspark_qmq.reader import TaskPartition
 from pyspark_qmq.source_schema import MORE_COLUMNS, columns_of
-from qmq.columns.log_opening import address_of, log_at
 from qmq.columns.model import QueueKey, Topology
 from qmq.columns.options import Choice, LakeAddress, ReadOptions
 from qmq.columns.planning import may_match, tasks
 from qmq.columns.projector import arrow_schema
-from qmq.columns.read_ranges import assigned, look, read_task
+from qmq.columns.reading import address_of, assigned, log_at, look, read_task
 from qmq.errors import InvalidArgument, UnknownSubject
 
 if TYPE_CHECKING:

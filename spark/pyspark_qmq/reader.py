@@ -9,10 +9,9 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from pyspark_qmq.source_schema import columns_of
-from qmq.columns.log_opening import address_of, log_at
 from qmq.columns.options import ReadOptions
 from qmq.columns.planning import ReadTask, ranges, tasks
-from qmq.columns.read_ranges import edges, look, read_task
+from qmq.columns.reading import address_of, edges, log_at, look, read_task
 from qmq.errors import UnknownSubject
 
 if TYPE_CHECKING:

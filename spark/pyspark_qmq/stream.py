@@ -1,7 +1,7 @@
 """A stream of messages: its start, the end of each micro-batch, the tasks, and its lag, from Spark's progress reports.
 
 One reader lives in the driver for the whole query. Rules:
-* `latestOffset` never exceeds the committed end, nor the border of a route change (`admission.admit`).
+* `latestOffset` never exceeds the committed end, nor the border of a route change (`planning.admit`).
 * The tasks that `partitions` returns follow from its arguments alone, and their rows from the immutable log, so a repeated micro-batch has
   the same tasks and the same rows (docs/SPARK.md). After a crash, Spark calls it without asking for an offset first, in another driver.
 * The first offset is decided once, because Spark asks for it twice at a fresh start, and the latest offset may change in between.
@@ -27,14 +27,12 @@ from pyspark.sql.types import StructType
 
 from pyspark_qmq.reader import TaskPartition
 from pyspark_qmq.source_schema import columns_of
-from qmq.columns import admission, offsets
-from qmq.columns.admission import Limit
-from qmq.columns.log_opening import address_of, forget, log_at
+from qmq.columns import offsets
 from qmq.columns.model import QueueKey, Topology
 from qmq.columns.offsets import of_json
 from qmq.columns.options import ReadOptions
-from qmq.columns.planning import ReadTask, are_cut, per_task, ranges, stream_tasks, tasks
-from qmq.columns.read_ranges import look, read_task, starts
+from qmq.columns.planning import NO_LIMIT, Limit, ReadTask, admit, are_cut, per_task, ranges, stream_tasks, tasks
+from qmq.columns.reading import address_of, forget, log_at, look, read_task, starts
 from qmq.errors import InvalidArgument
 from qmq.text import parse_json
 
@@ -76,7 +74,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         topology = self._look()
         self._newest = offsets.to_json(_ends(topology))
         begin = offsets.of_json(start)
-        end = admission.admit(topology, begin, self._limit(limit), self._until)
+        end = admit(topology, begin, self._limit(limit), self._until)
         return offsets.to_json(end, offsets.per_task_of_json(start) | per_task(topology, begin, end, self._asked.plan))
 
     def _limit(self, limit: ReadLimit) -> Limit:
@@ -84,7 +82,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         asked = self._asked.limit
         if isinstance(limit, ReadMaxRows):
             return Limit(limit.max_rows, asked.bytes_max)
-        return Limit(None, limit.max_bytes) if isinstance(limit, ReadMaxBytes) else admission.NO_LIMIT
+        return Limit(None, limit.max_bytes) if isinstance(limit, ReadMaxBytes) else NO_LIMIT
 
     def reportLatestOffset(self) -> dict[str, dict[str, int]] | None:  # noqa: N802 - the name is Spark's
         """The committed end when the last micro-batch was planned. Spark shows it as `latestOffset` of the source's progress."""

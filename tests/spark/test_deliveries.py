@@ -24,8 +24,8 @@ from support import NodeProcess
 
 import qmq
 import qmq.blocking
-from qmq.columns.committed_log import LogAddress
 from qmq.columns.files.log import FileAddress
+from qmq.columns.model import LogAddress
 from qmq.columns.servers.server_address import ServerAddress
 from qmq.errors import InvalidArgument, LogDamaged
 from qmq.log.actions import (

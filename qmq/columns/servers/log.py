@@ -1,4 +1,4 @@
-"""The committed log served by brokers (implements `qmq.columns.committed_log.CommittedLog`).
+"""The committed log served by brokers (implements `qmq.columns.model.CommittedLog`).
 
 Rules:
 * A queue's end is the position up to which its master shows messages to applications: the answer to a FETCH for no messages.

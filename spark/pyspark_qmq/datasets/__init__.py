@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from pyspark_qmq.datasets.schedules import FolderStretch
-    from qmq.columns.committed_log import LogAddress
     from qmq.columns.files.log import FileAddress
+    from qmq.columns.model import LogAddress
     from qmq.columns.servers.server_address import ServerAddress
     from qmq.wire.batch import Envelope
 
@@ -77,7 +77,7 @@ def _servers(address: LogAddress) -> ServerAddress:
 def _files(address: LogAddress) -> FileAddress | None:
     """The folders of the address, if it has any. An address may have folders together with servers, which know the routes."""
     from qmq.columns.files.log import FileAddress
-    from qmq.columns.log_opening import RoutedAddress
+    from qmq.columns.reading import RoutedAddress
 
     if isinstance(address, RoutedAddress):
         return address.files

@@ -39,11 +39,10 @@ from pyspark_qmq.lake.writer import ROUND_BYTES, LakeOptions, LakeWriter, RoundR
 from pyspark_qmq.source_schema import COLUMNS, default_schema
 from qmq.client.listening.stopping import asked_in_main_thread
 from qmq.columns import offsets
-from qmq.columns.log_opening import address_of, log_at
 from qmq.columns.model import QueueKey, SourceQueue, Topology
 from qmq.columns.options import ReadOptions, parse
 from qmq.columns.planning import ReadTask
-from qmq.columns.read_ranges import look, starts
+from qmq.columns.reading import address_of, log_at, look, starts
 from qmq.errors import InvalidArgument
 
 SHOWN_MAX: Final = 10

@@ -13,9 +13,8 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from pyspark_qmq.jobs.job import checked_source, projection, source_options
 from qmq.columns import options
-from qmq.columns.log_opening import address_of, log_at
 from qmq.columns.model import Topology
-from qmq.columns.read_ranges import look
+from qmq.columns.reading import address_of, log_at, look
 from qmq.errors import InvalidArgument
 from qmq.text import whole_number
 

@@ -29,7 +29,7 @@ import pyarrow.dataset as ds
 from pyiceberg.io import FileIO, load_file_io
 
 from pyspark_qmq.lake.lake_damage import reading_file, require_size
-from qmq.columns.coalescing import ROWS_WANTED, shaped
+from qmq.columns.joined_batches import ROWS_WANTED, shaped
 from qmq.columns.model import ReadSelection, Topology
 from qmq.columns.planning import Plan, PlannedRange
 from qmq.columns.projector import TYPES

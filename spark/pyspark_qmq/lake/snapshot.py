@@ -33,7 +33,7 @@ from pyspark_qmq.lake.catalog import answering_catalog, open_catalog
 from pyspark_qmq.lake.lake_damage import reading_table
 from pyspark_qmq.lake.rows import Bounds, LakeFile, TimeRange
 from pyspark_qmq.lake.table import LakeTable, read_table
-from qmq.columns import read_ranges
+from qmq.columns import reading
 from qmq.columns.model import QueueKey, ReadSelection, SourceQueue, Topology
 from qmq.columns.offsets import Offsets
 from qmq.columns.options import LakeAddress, ReadOptions
@@ -88,7 +88,7 @@ def joined(log: Topology, held: Extents, *, may_lag: bool) -> Topology:
 
 
 def edges(
-    asked: ReadOptions, whole: Topology, log: Topology, find_time: read_ranges.FindTime
+    asked: ReadOptions, whole: Topology, log: Topology, find_time: reading.FindTime
 ) -> tuple[dict[QueueKey, int], dict[QueueKey, int]]:
     """Where a batch read starts and ends. The log cannot find the sequence of a time before its oldest message. A read from such a time
     starts at the table's oldest message, and compares the rows with the time.
@@ -111,7 +111,7 @@ def edges(
     def last(key: QueueKey, time_ms: int) -> int:
         return found(key, time_ms, log.queues[key].start if key in log.queues else whole.queues[key].end)
 
-    return read_ranges.edges(asked, whole, first, last)
+    return reading.edges(asked, whole, first, last)
 
 
 def split(start: Offsets, end: Offsets, log: Mapping[QueueKey, SourceQueue], held: Extents, *, skips_lost: bool) -> SplitRanges:

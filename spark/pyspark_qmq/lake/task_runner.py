@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 from pyspark_qmq.lake.catalog import COLUMNS, REJECTED_SCHEMA, DataFolder, typed_schema
 from pyspark_qmq.lake.day_files import DayFile, DayFiles
 from pyspark_qmq.lake.typed_rows import BodyTypes, TypedRows
-from qmq.columns.committed_log import LogAddress
-from qmq.columns.model import ALL
+from qmq.columns.model import ALL, LogAddress
 from qmq.columns.planning import ReadTask
-from qmq.columns.read_ranges import read_task
+from qmq.columns.reading import read_task
 
 if TYPE_CHECKING:
     import pyarrow as pa

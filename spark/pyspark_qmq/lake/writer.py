@@ -20,14 +20,11 @@ from pyspark_qmq.lake.catalog import CatalogAway, answering_catalog
 from pyspark_qmq.lake.table import COMPLETE_FROM, LakeTable, complete_from, encode_positions, open_table
 from pyspark_qmq.lake.task_runner import TaskOutput, TaskRunner, TaskSource, write_tasks
 from pyspark_qmq.lake.typed import TypedTables, held_struct
-from qmq.columns.admission import Limit, admit
-from qmq.columns.committed_log import CommittedLog
-from qmq.columns.log_opening import address_of, forget, log_at
-from qmq.columns.model import ALL, QueueKey, SourceQueue, Topology
+from qmq.columns.model import ALL, CommittedLog, QueueKey, SourceQueue, Topology
 from qmq.columns.offsets import Offsets
 from qmq.columns.options import ReadOptions
-from qmq.columns.planning import Plan, PlannedRange, ranges, tasks
-from qmq.columns.read_ranges import look, starts
+from qmq.columns.planning import Limit, Plan, PlannedRange, admit, ranges, tasks
+from qmq.columns.reading import address_of, forget, log_at, look, starts
 from qmq.errors import InvalidArgument, QmqError, Unavailable
 from qmq.schemas.declared_schema import DeclaredSchema
 

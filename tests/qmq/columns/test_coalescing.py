@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from row_twin import QUEUE, rows_of, stored, whole
 
 from qmq import limits
-from qmq.columns.coalescing import BYTES_MAX, BYTES_WANTED, ROWS_FEW, ROWS_MAX, ROWS_WANTED, chunks, shaped, spans
+from qmq.columns.joined_batches import BYTES_MAX, BYTES_WANTED, ROWS_FEW, ROWS_MAX, ROWS_WANTED, chunks, shaped, spans
 from qmq.columns.model import QueuePiece, ReadSelection
 from qmq.columns.projector import Projector
 from qmq.wire.batch_columns import Columns, Compression

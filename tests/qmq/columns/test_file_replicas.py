@@ -13,9 +13,8 @@ from support.server_cluster import REPLICATED, THREE, cluster
 
 import qmq
 from qmq.cli.route import routes_of
-from qmq.columns.committed_log import CommittedLog
 from qmq.columns.files.log import FileLog
-from qmq.columns.model import ALL, QueueKey, SourceBatch, SourceQueue, Topology
+from qmq.columns.model import ALL, CommittedLog, QueueKey, SourceBatch, SourceQueue, Topology
 from qmq.columns.servers.server_address import ServerAddress
 from qmq.errors import InvalidArgument, UnknownSubject
 from qmq.log.log_config import LogConfig

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from qmq_ordering.routes import LpRange
 
-from qmq.columns.admission import admit
 from qmq.columns.files.routes import empty_queues
-from qmq.columns.log_opening import RoutedAddress, address_of
 from qmq.columns.model import QueueKey, RoutePartition, Routes, SourceQueue, Topology
 from qmq.columns.options import StartPosition
+from qmq.columns.planning import admit
+from qmq.columns.reading import RoutedAddress, address_of
 from qmq.columns.servers.server_address import ServerAddress
 
 PARTS = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from qmq.columns import options
-from qmq.columns.admission import Limit
 from qmq.columns.model import ReadSelection
+from qmq.columns.planning import Limit
 from qmq.errors import InvalidArgument, InvalidName
 
 BASE = {"qmq.servers": "localhost:20880", "subscribe": "orders"}

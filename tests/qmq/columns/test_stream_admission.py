@@ -9,9 +9,9 @@ from itertools import pairwise
 import pytest
 from qmq_ordering.routes import LpRange
 
-from qmq.columns import admission, offsets
-from qmq.columns.admission import Limit, admit, share_out
+from qmq.columns import offsets, planning
 from qmq.columns.model import QueueKey, RoutePartition, Routes, SourceQueue, Topology
+from qmq.columns.planning import Limit, admit, share_out
 
 SUBJECT, LPS = "bank", 16
 GROUPS = ("g1", "g2", "g3")
@@ -199,4 +199,4 @@ def test_an_empty_source_does_not_let_its_targets_pass_the_source_before_it() ->
     queues = {key: SourceQueue(key, 0, end) for key, end in zip(keys, (100, 0, 20), strict=True)}
     topology = Topology(queues, {SUBJECT: Routes(16, 3, parts, {1: 100, 2: 0})})
     assert admit(topology, {keys[0]: 50}) == {keys[0]: 100}
-    assert admission.open_partitions(SUBJECT, topology.routes[SUBJECT], {}, {keys[1], keys[2]}) == {1, 2, 3}
+    assert planning.open_partitions(SUBJECT, topology.routes[SUBJECT], {}, {keys[1], keys[2]}) == {1, 2, 3}
