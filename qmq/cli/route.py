@@ -607,7 +607,7 @@ def routes_of(
 ) -> dict[str, Any]:
     """A subject's part of the file, made from its first route and its changes, oldest first. Pure."""
     from qmq.columns.files.routes import subject_json
-    from qmq.columns.servers.server_routes import routes_of as followed
+    from qmq.columns.servers.metaservers import routes_of as followed
 
     return subject_json(subject, followed(first, changes, order))
 

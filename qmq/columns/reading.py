@@ -16,7 +16,7 @@ from qmq.columns.files.log import FileAddress, FileLog
 from qmq.columns.model import CommittedLog, LogAddress, QueueKey, QueuePiece, ReadSelection, SourceBatch, SourceQueue, Topology
 from qmq.columns.options import Choice, ReadOptions, StartPosition
 from qmq.columns.planning import ReadTask
-from qmq.columns.servers.server_address import ServerAddress
+from qmq.columns.servers.log import ServerAddress
 from qmq.errors import InvalidArgument
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ from support import node_config, running
 
 from qmq.client.metadata.service import MetadataClient
 from qmq.columns.model import ALL, QueuePiece, RoutePartition, Routes, SourceBatch
-from qmq.columns.servers.server_address import ServerAddress
+from qmq.columns.servers.log import ServerAddress
 from qmq.errors import NotConnected, NumberTaken, OutOfSequence, Overloaded, QmqError, ReadOnly, RouteChanged, Unavailable
 from qmq.model import Order, SubjectConfig
 from qmq.node.dev_node import Node

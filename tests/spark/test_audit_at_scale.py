@@ -19,7 +19,7 @@ from support import NodeProcess, forms
 from system.spark_workload import change
 
 import qmq
-from qmq.columns.servers.server_address import ServerAddress
+from qmq.columns.servers.log import ServerAddress
 
 MESSAGES = 1_000_000 if forms.FORM == "all" else 100_000
 ROUND = MESSAGES // 500

@@ -26,7 +26,7 @@ import qmq
 import qmq.blocking
 from qmq.columns.files.log import FileAddress
 from qmq.columns.model import LogAddress
-from qmq.columns.servers.server_address import ServerAddress
+from qmq.columns.servers.log import ServerAddress
 from qmq.errors import InvalidArgument, LogDamaged
 from qmq.log.actions import (
     AnyAction,

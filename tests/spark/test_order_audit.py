@@ -17,7 +17,7 @@ from pyspark_qmq.jobs.order_audit import JOB, ordered_subjects, reads_to_end
 from support import NodeProcess
 
 from qmq.columns.model import QueueKey, Routes, SourceQueue, Topology
-from qmq.columns.servers.server_address import ServerAddress
+from qmq.columns.servers.log import ServerAddress
 from qmq.errors import InvalidArgument, OrderMismatch
 from qmq.proto.v1 import meta_pb2 as pb
 

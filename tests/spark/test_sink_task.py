@@ -18,7 +18,7 @@ from sink_node import NodeThread, node_thread, record_batches, write
 from support import NodeProcess
 
 from qmq.columns.servers.connection import BlockingConnection
-from qmq.columns.servers.server_address import ServerAddress
+from qmq.columns.servers.log import ServerAddress
 from qmq.errors import AccessDenied, InvalidArgument, NotConnected, OrderMismatch, UnknownSubject
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import FrameKind

@@ -16,7 +16,7 @@ import qmq
 from qmq.columns.model import ALL, Topology
 from qmq.columns.planning import Plan, ranges, tasks
 from qmq.columns.projector import Projector
-from qmq.columns.servers.server_address import ServerAddress
+from qmq.columns.servers.log import ServerAddress
 from qmq.errors import QmqError
 from qmq.model import Order, SubjectConfig
 from qmq.proto.v1 import meta_pb2 as pb

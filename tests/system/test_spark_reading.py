@@ -10,9 +10,9 @@ import pytest
 import qmq
 from qmq.columns.model import QueueKey, QueuePiece, ReadSelection
 from qmq.columns.servers import reading
+from qmq.columns.servers.log import ServerAddress
 from qmq.columns.servers.metaservers import Metadata
 from qmq.columns.servers.reading import MasterConnections
-from qmq.columns.servers.server_address import ServerAddress
 from qmq.model import SubjectConfig
 from qmq.wire import frame_payloads as wire
 from qmq.wire.batch import BatchView, encode

@@ -20,8 +20,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from qmq.columns.files.index import WalkedBatch, entry_at
-from qmq.columns.files.queue_index import Entries
+from qmq.columns.files.index import Entries, WalkedBatch, entry_at
 from qmq.columns.files.segments import Mapped, SegmentFiles, map_part
 from qmq.columns.model import QueuePiece, ReadSelection, SourceBatch
 from qmq.errors import LogDamaged, MessagesExpired, NotConnected

@@ -6,6 +6,9 @@ Rules:
   new, so if a target has messages, its sources appear closed. A metaserver that is behind may name a target later, but never shows a
   source as open too long, because the broker itself reports the closing.
 * If a broker group does not answer within the retry time, the result is NotConnected, because the ends of its queues are unknown.
+
+The action log is for reports about lag and latency. It is read by a few requests of some MiB over the control port: action logs are small,
+and reports are not urgent.
 """
 
 from __future__ import annotations
@@ -13,15 +16,20 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil
+from typing import Final
 
+from qmq import limits
 from qmq.columns.model import QueueKey, QueuePiece, ReadSelection, Routes, SourceBatch, SourceQueue, Topology
 from qmq.columns.servers.connection import ANSWER_S, BlockingConnection
-from qmq.columns.servers.metaservers import Metadata
+from qmq.columns.servers.metaservers import RETRY_MS, Metadata, patiently
 from qmq.columns.servers.reading import MasterConnections, ServerPieceReader, numbers_of
-from qmq.errors import QmqError, UnknownSubject
+from qmq.errors import CorruptBatch, InvalidArgument, LogDamaged, MessagesExpired, NotConnected, QmqError, UnknownSubject
+from qmq.proto.v1 import control_pb2 as pb
 from qmq.wire import frame_payloads as wire
+from qmq.wire.batch import ENVELOPE_BYTES, Envelope, Kind, parse_envelope
+from qmq.wire.batch_columns import check_region
 from qmq.wire.frame import FrameKind
 
 
@@ -146,3 +154,92 @@ def _ask_numbers(channel: BlockingConnection, keys: list[QueueKey]) -> list[wire
     for key in keys:
         channel.send(FrameKind.FETCH, numbers_of(key).pack())
     return [wire.unpack_fetched(channel.receive().payload)[0] for _ in keys]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """Metaservers as a comma-separated list of "host:port". `retry_ms`: how long to retry a server that does not answer."""
+
+    servers: str
+    retry_ms: int = RETRY_MS
+    answer_s: float = ANSWER_S
+
+    def open(self) -> ServerLog:
+        """Open the log in this process, without calling a server yet. Raises InvalidArgument."""
+        return ServerLog(Metadata(self.servers, self.retry_ms), self.answer_s)
+
+
+# --- action logs -------------------------------------------------------------------------------------------------------
+
+READ_BYTES: Final = 4 * limits.MIB
+_ACTIONS_LOG: Final = 1
+
+
+def action_groups(address: ServerAddress) -> list[str]:
+    """The broker groups without the delay groups. Raises NotConnected, InvalidArgument."""
+    metadata = Metadata(address.servers, address.retry_ms)
+    try:
+        return sorted(group.broker_group for group in metadata.cluster() if not group.is_delay)
+    finally:
+        metadata.close()
+
+
+def committed_actions(address: ServerAddress, broker_group: str) -> Iterator[tuple[Envelope, bytes]]:
+    """Yields all committed entries of the group's action log, oldest first: kinds ACTIONS and SNAPSHOT, with their regions (`unwrap` them).
+
+    It ends at the log's end at the time of the last read.
+
+    Raises:
+        InvalidArgument: there is no such group.
+        NotConnected: its master was not found for `retry_ms`.
+        LogDamaged: a checksum is wrong.
+        MessagesExpired: retention deleted entries that were not yet read; start again.
+    """
+    metadata = Metadata(address.servers, address.retry_ms)
+    try:
+        position = 0
+        while True:
+            answer = _read(metadata, broker_group, position)
+            if position and answer.position != position:
+                raise MessagesExpired(f"retention deleted the action log of {broker_group} at {position} while it was read: read again")
+            if not answer.entries:
+                return
+            yield from _entries(answer.entries, broker_group)
+            position = answer.position + len(answer.entries)
+    finally:
+        metadata.close()
+
+
+def _read(metadata: Metadata, group: str, position: int) -> pb.ReadLogResponse:
+    request = pb.ReadLogRequest(log=_ACTIONS_LOG, position=position, bytes_max=READ_BYTES, only_committed=True)
+
+    def once() -> pb.ReadLogResponse:
+        found: pb.ReadLogResponse = metadata.control(*_master(metadata, group), "ReadLog", request)
+        return found
+
+    return patiently(once, metadata.retry_ms)
+
+
+def _master(metadata: Metadata, name: str) -> tuple[str, str, str]:
+    """The control address of the group's master, the group and the master. Raises NotConnected, InvalidArgument."""
+    groups = {group.broker_group: group for group in metadata.cluster()}
+    if name not in groups:
+        raise InvalidArgument(f"there is no broker group {name!r}: there are {', '.join(sorted(groups)) or 'none'}")
+    for replica in groups[name].replicas:
+        if replica.replica == groups[name].master:
+            return replica.control_address, name, replica.replica
+    raise NotConnected(f"broker group {name!r} has no master at the moment")
+
+
+def _entries(data: bytes, group: str) -> Iterator[tuple[Envelope, bytes]]:
+    at = 0
+    while at < len(data):
+        try:
+            envelope = parse_envelope(data, at)
+            region = data[at + ENVELOPE_BYTES : at + envelope.total_bytes]
+            check_region(region, envelope.region_crc)
+        except CorruptBatch as cause:
+            raise LogDamaged(f"an entry of the action log of {group} arrived damaged: {cause.message}") from cause
+        if envelope.kind in (Kind.ACTIONS, Kind.SNAPSHOT):
+            yield envelope, region
+        at += envelope.total_bytes

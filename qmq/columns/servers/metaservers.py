@@ -3,6 +3,11 @@ temporary are repeated so, too: another metaserver, a new master.
 
 Spark's driver and executors authenticate with a token from the environment (docs/ACCESS.md). Set it for executors with
 `spark.executorEnv.QMQ_TOKEN_FILE`: Spark's UI shows the file's name, but not the token.
+
+An ordered subject's history becomes partitions of all versions with their sources.
+
+Worked example: version 1 has 1 [0, 16). A split closes 1 for 2 [0, 8) and 3 [8, 16): both have the source 1. A merge closes them for 4: its
+sources are 2 and 3. A move closes 4 for 5, on another broker group: its source is 4.
 """
 
 from __future__ import annotations
@@ -10,16 +15,17 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 import grpc
+from qmq_ordering.routes import LpRange
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from qmq.client.metadata.cache import Placement, placement_of
-from qmq.columns.model import Routes
-from qmq.columns.servers.server_routes import routes_of
+from qmq.columns.model import RoutePartition, Routes
 from qmq.errors import CallerError, CoordinationError, InvalidArgument, NotConnected, QmqError, Unavailable
+from qmq.model import Order
 from qmq.process.address import parse, require_private
 from qmq.proto.v1 import control_pb2_grpc, meta_pb2_grpc
 from qmq.proto.v1 import meta_pb2 as pb
@@ -27,6 +33,32 @@ from qmq.rpc.channel import RenewedChannel, is_from_wrong_server, metadata_of, t
 from qmq.rpc.server_name import ANY_SERVER, ServerName
 from qmq.security.tls import Credentials, Tls
 from qmq.security.tokens import token_source
+
+_PUBLISHED = ("published", "done")
+
+
+def routes_of(first: pb.OrderedRoute, changes: Sequence[pb.RouteChangeInfo], order: str = Order.STRICT.value) -> Routes:
+    """The routes made from the first route and the later changes. An unpublished change can only have closed partitions."""
+    partitions = {each.number: _partition(each, 1, ()) for each in first.partitions}
+    version = 1
+    sealed_at: dict[int, int] = {}
+    for change in sorted(changes, key=lambda each: each.to_version):
+        sealed_at.update({number: sequence for number, sequence in change.sealed.items() if sequence >= 0})
+        if change.phase in _PUBLISHED:
+            version = change.to_version
+            for target in change.targets:
+                sources = tuple([source for source in sorted(change.sources) if _overlap(partitions[source], target)])
+                partitions[target.number] = _partition(target, version, sources)
+    return Routes(first.logical_partitions, version, partitions, sealed_at, order == Order.STRICT.value)
+
+
+def _partition(found: pb.OrderedPartition, version: int, sources: tuple[int, ...]) -> RoutePartition:
+    return RoutePartition(found.number, LpRange(found.lps.first, found.lps.end), found.broker_group, version, sources)
+
+
+def _overlap(source: RoutePartition, target: pb.OrderedPartition) -> bool:
+    return source.lps.overlaps(LpRange(target.lps.first, target.lps.end))
+
 
 PAUSE_S_MIN: Final = 0.05
 PAUSE_S_MAX: Final = 0.5

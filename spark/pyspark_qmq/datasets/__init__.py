@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark_qmq.datasets.schedules import FolderStretch
     from qmq.columns.files.log import FileAddress
     from qmq.columns.model import LogAddress
-    from qmq.columns.servers.server_address import ServerAddress
+    from qmq.columns.servers.log import ServerAddress
     from qmq.wire.batch import Envelope
 
 NAMES: Final = ("deliveries", "progress", "schedules")
@@ -60,14 +60,14 @@ def partitions(name: str, address: LogAddress) -> list[ActionLog | FolderStretch
         return list(_schedule_tasks(files))
     if files is not None:
         return list(_folder_tasks(files))
-    from qmq.columns.servers.reading import action_groups
+    from qmq.columns.servers.log import action_groups
 
     servers = _servers(address)
     return [ActionLog(group, address=servers) for group in action_groups(servers)]
 
 
 def _servers(address: LogAddress) -> ServerAddress:
-    from qmq.columns.servers.server_address import ServerAddress
+    from qmq.columns.servers.log import ServerAddress
 
     if not isinstance(address, ServerAddress):
         raise InvalidArgument(f"{address} has no action log: give qmq.servers or qmq.path")
@@ -85,7 +85,7 @@ def _files(address: LogAddress) -> FileAddress | None:
 
 
 def _folder_tasks(files: FileAddress) -> Iterator[ActionLog]:
-    from qmq.columns.files.file_actions import action_folders
+    from qmq.columns.files.log import action_folders
 
     found = [each for each in action_folders(list(files.paths), files.committed) if not each.is_delay]
     if not found:
@@ -120,9 +120,9 @@ def read(name: str, partition: ActionLog | FolderStretch, columns: Sequence[str]
 
 def _entries(log: ActionLog) -> Iterator[tuple[Envelope, bytes]]:
     if log.address is None:
-        from qmq.columns.files import file_actions
+        from qmq.columns.files import log as file_log
 
-        return file_actions.committed_actions(Path(log.folder), log.committed)
-    from qmq.columns.servers import reading
+        return file_log.committed_actions(Path(log.folder), log.committed)
+    from qmq.columns.servers import log as server_log
 
-    return reading.committed_actions(log.address, log.broker_group)
+    return server_log.committed_actions(log.address, log.broker_group)

@@ -12,8 +12,8 @@ from file_support import GROUP, Traffic, checkpoint, folder_in_memory, mark, sma
 from support import ManualClock, node_config, running
 
 import qmq
-from qmq.columns.files.file_actions import action_folders, committed_actions
 from qmq.columns.files.folders import find_folders
+from qmq.columns.files.log import action_folders, committed_actions
 from qmq.errors import InvalidArgument, LogDamaged, MessagesExpired
 from qmq.log.actions import Begin, Join, decode_actions
 from qmq.log.envelopes import unwrap

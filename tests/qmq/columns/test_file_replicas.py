@@ -15,7 +15,7 @@ import qmq
 from qmq.cli.route import routes_of
 from qmq.columns.files.log import FileLog
 from qmq.columns.model import ALL, CommittedLog, QueueKey, SourceBatch, SourceQueue, Topology
-from qmq.columns.servers.server_address import ServerAddress
+from qmq.columns.servers.log import ServerAddress
 from qmq.errors import InvalidArgument, UnknownSubject
 from qmq.log.log_config import LogConfig
 from qmq.model import Order, SubjectConfig

@@ -9,7 +9,7 @@ from qmq.columns.model import QueueKey, RoutePartition, Routes, SourceQueue, Top
 from qmq.columns.options import StartPosition
 from qmq.columns.planning import admit
 from qmq.columns.reading import RoutedAddress, address_of
-from qmq.columns.servers.server_address import ServerAddress
+from qmq.columns.servers.log import ServerAddress
 
 PARTS = {
     1: RoutePartition(1, LpRange(0, 8), "g1", 1),

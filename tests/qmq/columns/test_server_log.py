@@ -17,8 +17,7 @@ import qmq
 from qmq import limits
 from qmq.columns.model import QueueKey, QueuePiece, ReadSelection, Routes, SourceBatch, SourceQueue
 from qmq.columns.servers import reading
-from qmq.columns.servers.log import ServerLog
-from qmq.columns.servers.server_address import ServerAddress
+from qmq.columns.servers.log import ServerAddress, ServerLog
 from qmq.errors import InvalidArgument, LogDamaged, MessagesExpired, NotConnected, UnknownSubject
 from qmq.model import Order, SubjectConfig
 from qmq.proto.v1 import meta_pb2 as pb

@@ -15,9 +15,9 @@ from support.server_cluster import REPLICATED, cluster
 
 import qmq
 from qmq.columns.servers.connection import BlockingConnection
+from qmq.columns.servers.log import ServerAddress, action_groups, committed_actions
 from qmq.columns.servers.metaservers import Metadata, RetryDeadline
-from qmq.columns.servers.reading import MasterConnections, action_groups, committed_actions
-from qmq.columns.servers.server_address import ServerAddress
+from qmq.columns.servers.reading import MasterConnections
 from qmq.errors import InvalidArgument, NotConnected, Outcome, QmqError, UnknownSubject
 from qmq.log.actions import decode_actions
 from qmq.log.envelopes import unwrap

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qmq_ordering.routes import LpRange
 
-from qmq.columns.servers.server_routes import routes_of
+from qmq.columns.servers.metaservers import routes_of
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 
