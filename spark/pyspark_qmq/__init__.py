@@ -1,21 +1,37 @@
 """QMQ for Spark: `spark.read.format("qmq")`, `df.write.format("qmq")`, and jobs. docs/SPARK.md has the guarantees.
 
+`qmq.columns` reads the log; this package has what Spark calls.
+
 session.py   a SparkSession that finds Java and the data source
 source.py, stream.py, sink/   what Spark calls
-committed_log.py     the log as the data source needs it; files/ and servers/ provide it
 jobs/        archive, order_audit, lag_report, duplicates, dead_letters, delay_accuracy
+lake/        subjects as Iceberg tables, also without Spark
+
+Once per session, in another process, Spark searches the Python path for packages named `pyspark_*` with a `DefaultSource`. It uses
+`python3` from PATH unless PYSPARK_PYTHON names another interpreter, and if one of the packages cannot be imported, it ignores all of them
+with a warning in the log. So discovery is convenient, but only `register` is reliable.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pyspark_qmq.registration import register
-
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from pyspark_qmq.source import QmqDataSource as DefaultSource
 
 __all__ = ["DefaultSource", "register"]
+
+
+def register(spark: SparkSession) -> None:
+    """Register `spark.read.format("qmq")` and its relatives in a session. Calling it again has no effect.
+
+    Raises ImportError if the extra `spark` is not installed: pip install 'qmq[spark]'.
+    """
+    from pyspark_qmq.source import QmqDataSource
+
+    spark.dataSource.register(QmqDataSource)
 
 
 def __getattr__(name: str) -> Any:

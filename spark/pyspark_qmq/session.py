@@ -7,7 +7,7 @@ In addition to what PySpark does, `session`:
 * starts them without compiling PySpark each time, if the master is local (below);
 * listens on the loopback address only, if the master is local;
 * uses UTC, so that a day in a table or a folder's name is the same everywhere;
-* registers the data source (registration.py).
+* registers the data source (`pyspark_qmq.register`).
 
 `conf` and the environment take precedence. In a program started by spark-submit, the JVM already runs, so only settings of a running JVM
 are applied.
@@ -32,8 +32,8 @@ from typing import Final
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from pyspark_qmq import register
 from pyspark_qmq.java import cache_folder, java_home
-from pyspark_qmq.registration import register
 from qmq.errors import InvalidArgument
 
 PARTS: Final = ("bin", "conf", "data", "jars", "licenses", "sbin")

@@ -26,7 +26,7 @@ OTHERS: Final[dict[str, str]] = {
     **{
         f"pyspark_qmq.jobs.{each}": NUMBER_ALREADY
         for each in (
-            *("archive._plots", "consumed.utc", "dead_letters.report", "delay_accuracy.binned", "duplicates._plots"),
+            *("archive._plots", "job.utc", "dead_letters.report", "delay_accuracy.binned", "duplicates._plots"),
             "order_audit._plots",
         )
     },

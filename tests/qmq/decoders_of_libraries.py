@@ -24,7 +24,7 @@ from pyspark_qmq import stream
 from pyspark_qmq.datasets import schedules
 from pyspark_qmq.jobs import job
 from pyspark_qmq.jobs.report import plain
-from pyspark_qmq.lake import migration, table, typed_columns, typed_rows
+from pyspark_qmq.lake import migration, table, task_runner, typed_columns
 from pyspark_qmq.lake.typed import pending_of
 
 from qmq import errors
@@ -110,7 +110,7 @@ DECLARED: Final = (
 def typed(given: tuple[int, list[bytes]]) -> None:
     """What `qmq lake follow --typed` makes of bodies: values that fit into a column, and reasons."""
     schema = DECLARED[given[0]]
-    fitting, reasons = typed_rows.decoded(decoder_of([schema]), given[1])
+    fitting, reasons = task_runner.decoded(decoder_of([schema]), given[1])
     typed_columns.column(fitting, schema.struct(), schema.struct())
     shown(list(reasons.values()))
 

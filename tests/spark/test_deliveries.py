@@ -17,8 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark_qmq import datasets
 from pyspark_qmq.datasets import tables
-from pyspark_qmq.datasets.deliveries import GroupStanding, Replay, deliveries, standings
-from pyspark_qmq.datasets.delivery_fate import Delivery, DeliveryFate, ShareKey
+from pyspark_qmq.datasets.deliveries import Delivery, DeliveryFate, GroupStanding, Replay, ShareKey, deliveries, standings
 from qmq_ordering.routes import LpRange
 from support import NodeProcess
 

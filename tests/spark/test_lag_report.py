@@ -14,8 +14,7 @@ import pytest
 from publishing import START_MS, dataset, delivery, messages, standing
 from pyspark.sql import SparkSession
 from pyspark_qmq.jobs import lag_report
-from pyspark_qmq.jobs.consumed import covered
-from pyspark_qmq.jobs.job import main
+from pyspark_qmq.jobs.job import covered, main
 from pyspark_qmq.jobs.lag_figures import (
     PERCENTAGES,
     GroupLag,
@@ -160,7 +159,7 @@ def test_lanes_settle_messages_of_their_own_logical_partitions(spark: SparkSessi
 def test_messages_meet_exactly_the_ranges_they_lie_in(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, broadcast_rows_max: int
 ) -> None:
-    monkeypatch.setattr("pyspark_qmq.jobs.consumed._BROADCAST_ROWS_MAX", broadcast_rows_max)
+    monkeypatch.setattr("pyspark_qmq.jobs.job._BROADCAST_ROWS_MAX", broadcast_rows_max)
     random = Random(5)
     numbers = sorted(random.sample(range(1_000), 300))
     spans = [(first, first + random.choice([0, 1, 63, 64, 65, 400])) for first in random.choices(range(1_000), k=60)]

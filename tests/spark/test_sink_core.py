@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 from pyspark_qmq.sink.left_over import WrittenRows, refuse_left_over
 from pyspark_qmq.sink.packets import Load
-from pyspark_qmq.sink.requests import Ask, Look, LookedUp, SubjectCore, Where
+from pyspark_qmq.sink.requests import Ask, Look, LookedUp, Prints, SubjectCore, Where
 from pyspark_qmq.sink.row_distribution import BalancedRows, PartitionedRows
 from pyspark_qmq.sink.row_identity import RowTarget, RowWriter
-from pyspark_qmq.sink.row_prints import Prints
 from sink_node import KEYS, LPS, Attempt, Cluster, contents_of
 
 from qmq.delivery.retries import ORDERED_SINK, SINK

@@ -2,7 +2,7 @@
 
 All columns are nullable, as Spark requires. Times are milliseconds in the log and timestamps here.
 
-`deliveries`: a row per range of sequences with the same outcome (delivery_fate.py lists the outcomes, which are its `verdict`s)
+`deliveries`: a row per range of sequences with the same outcome (deliveries.py lists the outcomes, which are its `verdict`s)
 
     subject, partition, broker_group, consumer_group, consumer, first_sequence, last_sequence, attempt, pulled_time, settled_time
     (null: the current state), verdict, delay_ms; for ordered subjects first_lp, end_lp (only messages of these logical partitions; null:
@@ -36,8 +36,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from pyspark_qmq.datasets.deliveries import GroupStanding
-from pyspark_qmq.datasets.delivery_fate import Delivery
+from pyspark_qmq.datasets.deliveries import Delivery, GroupStanding
 from qmq.errors import InvalidArgument
 
 ROWS_MAX: Final = 16_384

@@ -1,6 +1,6 @@
 """Jobs over the log. Each is a module with a `JOB`. Their names are listed here, so that the list can be shown without importing Spark.
 
-job.py       the interface of a job, common arguments, exit status
+job.py       the interface of a job, common arguments, exit status, what several jobs read
 report.py    a job's results: printed, as a page (report.html.j2), as JSON and Parquet
 archive*.py, order_audit*.py, duplicates.py, lag_report*.py, dead_letters*.py, delay_accuracy*.py   the jobs
 """

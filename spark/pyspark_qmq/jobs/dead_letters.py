@@ -37,8 +37,19 @@ from typing import Any, Final, NamedTuple
 from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
-from pyspark_qmq.jobs.consumed import QUEUE, covered, not_negative, of_groups, positive, queues_now, read_dataset, read_subjects, utc
-from pyspark_qmq.jobs.job import main, read_log
+from pyspark_qmq.jobs.job import (
+    QUEUE,
+    covered,
+    main,
+    not_negative,
+    of_groups,
+    positive,
+    queues_now,
+    read_dataset,
+    read_log,
+    read_subjects,
+    utc,
+)
 from pyspark_qmq.jobs.report import Plot, Report, ReportTable
 from qmq.client.client import Client
 from qmq.errors import InvalidArgument, UnknownGroup

@@ -33,8 +33,7 @@ from typing import Any, Final, NamedTuple
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
-from pyspark_qmq.jobs.consumed import QUEUE, not_negative, now_ms, queues_now, read_dataset, read_subjects, utc
-from pyspark_qmq.jobs.job import main, time_ms
+from pyspark_qmq.jobs.job import QUEUE, main, not_negative, now_ms, queues_now, read_dataset, read_subjects, time_ms, utc
 from pyspark_qmq.jobs.lag_figures import NAMED, PERCENTAGES, log_edges, quantile, share_at
 from pyspark_qmq.jobs.report import Plot, Report, ReportTable
 from qmq.errors import InvalidArgument

@@ -27,9 +27,8 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for them
 
 from pyspark_qmq.jobs import order_checks
-from pyspark_qmq.jobs.consumed import positive
-from pyspark_qmq.jobs.job import main, read_log, source_options
-from pyspark_qmq.jobs.order_keys import with_streams
+from pyspark_qmq.jobs.job import main, positive, read_log, source_options
+from pyspark_qmq.jobs.order_rules import with_streams
 from pyspark_qmq.jobs.report import Plot, Report, ReportTable, cell
 from qmq.model import GROUP
 from qmq.process.event_loop import time_of

@@ -21,8 +21,7 @@ from typing import Any, Final
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
-from pyspark_qmq.jobs.consumed import QUEUE, covered, now_ms, of_groups, positive, queues_now, read_dataset, require_groups, utc
-from pyspark_qmq.jobs.job import main, read_log
+from pyspark_qmq.jobs.job import QUEUE, covered, main, now_ms, of_groups, positive, queues_now, read_dataset, read_log, require_groups, utc
 from pyspark_qmq.jobs.lag_figures import (
     NAMED,
     PERCENTAGES,

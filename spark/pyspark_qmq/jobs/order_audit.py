@@ -2,7 +2,7 @@
 two messages, their locations, producers and times, and the route changes between them.
 
 The log is read up to its end at the start of the job, together with the routes of that time, so messages written meanwhile have no effect.
-order_checks.py and order_keys.py describe the checks and what each of them proves; in short:
+order_checks.py and order_rules.py describe the checks and what each of them proves; in short:
 
     qmq spark order_audit --servers localhost:20880 --subject flights                      by the producers' clock
     qmq spark order_audit ... --by header:n --dense     by a number that the application increments for each key: exact, and finds losses
@@ -24,8 +24,7 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for them
 
-from pyspark_qmq.jobs.consumed import not_negative, positive, queues_now
-from pyspark_qmq.jobs.job import main, read_log, source_options
+from pyspark_qmq.jobs.job import main, not_negative, positive, queues_now, read_log, source_options
 from pyspark_qmq.jobs.order_checks import COLUMNS, KEYS_MAX, Findings, audit, parse_by
 from pyspark_qmq.jobs.order_rules import RULES, OrderPlace, Violation
 from pyspark_qmq.jobs.report import Plot, Report, ReportTable, cell

@@ -4,7 +4,7 @@ An audit without findings proves, for the messages that were read:
 * by structure, exactly: each producer's stream into each partition is complete and in order; sequences have no gaps; no message follows a
   command message, and (if both are on one broker group) no message of a target precedes the last one of its source; each message is in a
   partition that has its key; repeated messages are in the order of their ids, and duplicates are in-order replays;
-* by the number or time given by `by` (order_keys.py): for each key, across all partitions and versions, log order is sending order.
+* by the number or time given by `by` (order_rules.py): for each key, across all partitions and versions, log order is sending order.
 
 *The logical partition of each key.* Spark has no CRC-32C function, so the driver hashes each distinct key, up to a limit. Beyond the limit,
 a key with two logical partitions is still found by comparing its messages with each other.
@@ -55,9 +55,21 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for them
 from qmq_ordering.hashing import logical_partition
 
-from pyspark_qmq.jobs import order_keys
-from pyspark_qmq.jobs.order_keys import POSITION, Judging, RetainedKeys
-from pyspark_qmq.jobs.order_rules import NAMES, RULES, SCHEMA, UNORDERED, OrderPlace, Violation, finding, here, violations
+from pyspark_qmq.jobs import order_rules
+from pyspark_qmq.jobs.order_rules import (
+    NAMES,
+    POSITION,
+    RULES,
+    SCHEMA,
+    UNORDERED,
+    Judging,
+    OrderPlace,
+    RetainedKeys,
+    Violation,
+    finding,
+    here,
+    violations,
+)
 from qmq.columns.model import Routes, SourceQueue
 from qmq.errors import InvalidArgument
 from qmq.model import SESSION_BITS
@@ -519,7 +531,7 @@ def audit(
         streamed = streams(rows)
         partitions = partition_facts(streamed)
         overtakings = list(overtakings_of(partitions, routes))
-        keyed = order_keys.of_keys(rows)
+        keyed = order_rules.of_keys(rows)
         hashed = check_hashes(keyed, routes.logical_partitions, keys_max)
         facts = _facts(partitions, routes) | {"keys": hashed.keys, "hashed_keys": hashed.hashed}
         judging = Judging(way.is_exact, is_dense, clock_ms, retention(partitions, routes))
@@ -534,7 +546,7 @@ def audit(
         counts = _counts(found)
         if "time_order" in counts:
             stack.callback(found.unpersist)
-            found = order_keys.drop_concurrent(found, streamed).persist()
+            found = order_rules.drop_concurrent(found, streamed).persist()
             counts = _counts(found)
         examples = _examples(found, rows) if counts else ()
         return Findings(by, routes, facts | of_keys.facts, counts, examples, found, tuple(partitions), tuple(overtakings))
@@ -547,20 +559,20 @@ class _OfKeys(NamedTuple):
 
 def _check_keys(keyed: DataFrame, judging: Judging, keep: Callable[[DataFrame], DataFrame], *, has_carried: bool) -> _OfKeys:
     """Check replays, and the order of keys without them."""
-    known = order_keys.with_streams(keyed, has_carried=has_carried)
-    repeats = keep(order_keys.repeats(keyed))
+    known = order_rules.with_streams(keyed, has_carried=has_carried)
+    repeats = keep(order_rules.repeats(keyed))
     facts = {"replays": 0, "replayed_messages": 0, "unfinished_replays": 0}
     found: list[DataFrame] = []
     if not repeats.isEmpty():
         chained = keep(chains(known, repeats))
         facts = count_replays(chained).collect()[0].asDict()
         found.append(check_replays(chained))
-        known = order_keys.first_copies(known)
+        known = order_rules.first_copies(known)
     if has_carried and not judging.is_exact:
         facts["unjudged"] = known.filter(~F.col("is_known")).count()
     if has_carried and judging.retention.cut:
-        known = order_keys.without_forgotten(known, judging.retention.cut)
-    return _OfKeys(_union(order_keys.check_keys(known, judging), *found), facts)
+        known = order_rules.without_forgotten(known, judging.retention.cut)
+    return _OfKeys(_union(order_rules.check_keys(known, judging), *found), facts)
 
 
 def _union(*found: DataFrame | None) -> DataFrame:

@@ -29,9 +29,8 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyspark_qmq.lake.catalog import VALUE
 from pyspark_qmq.lake.lake_damage import require_within
 from pyspark_qmq.lake.table import LakeTable, open_table
-from pyspark_qmq.lake.task_runner import TaskOutput
+from pyspark_qmq.lake.task_runner import BodyTypes, TaskOutput
 from pyspark_qmq.lake.typed_columns import arrow_type, field_type
-from pyspark_qmq.lake.typed_rows import BodyTypes
 from qmq.errors import IncompatibleSchema, InvalidArgument, LogDamaged, Overloaded
 from qmq.schemas.declared_schema import DeclaredSchema
 from qmq.schemas.field_types import WIDER, Field, ListOf, MapOf, Scalar, Struct, Type, spoken

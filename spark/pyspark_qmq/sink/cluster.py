@@ -7,7 +7,7 @@ To find the rows of a writer's epoch that a queue already has, FIND lists the ba
 * Usually there are no such rows, and one request for the newest batch shows it.
 * For unordered subjects, numbers tell which rows are stored. In a partition, the newest batch is read, then older ones as long as they are
   of this epoch.
-* Stored batches are read to compare their rows with those of this attempt (`row_prints.py`). Outside of ordered subjects this needs a right
+* Stored batches are read to compare their rows with those of this attempt (`requests.py`). Outside of ordered subjects this needs a right
   that a sink may lack, to browse the subject: then the rows are not compared.
 * A closed partition must be sealed *before* the lookup, so that no row is added after it.
 
@@ -28,9 +28,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from pyspark_qmq.sink.packets import Packet
-from pyspark_qmq.sink.requests import Ask, Locate, Look, LookedUp, Where
+from pyspark_qmq.sink.requests import Ask, Locate, Look, LookedUp, Prints, Where, of_batch, of_ids, unknown
 from pyspark_qmq.sink.row_identity import ID_BYTES, NUMBERS_END, Ids, RowTarget, RowWriter
-from pyspark_qmq.sink.row_prints import Prints, of_batch, of_ids, unknown
 from qmq.columns.model import QueueKey
 from qmq.columns.servers.connection import BlockingConnection
 from qmq.columns.servers.metaservers import Metadata, call, open_channel, parse_servers

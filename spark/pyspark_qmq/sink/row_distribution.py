@@ -55,9 +55,8 @@ from typing import Final, Generic, TypeVar
 import numpy as np
 
 from pyspark_qmq.sink.packets import WINDOW, Done, Load, Packet, PacketWindow
-from pyspark_qmq.sink.requests import Ask, Locate, Look, LookedUp, Where
+from pyspark_qmq.sink.requests import Ask, Locate, Look, LookedUp, Prints, Where, unknown
 from pyspark_qmq.sink.row_identity import Rows, RowTarget, RowWriter, rank
-from pyspark_qmq.sink.row_prints import Prints, unknown
 from qmq.client.producing.delayed import DelayHome
 from qmq.columns.model import RoutePartition, Routes
 from qmq.delivery.retries import ORDERED_SINK, SINK, RetryRules, is_worth_another_try

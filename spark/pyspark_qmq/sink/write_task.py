@@ -19,12 +19,12 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from pyspark_qmq.sink import arrow_vectors, encoding, packets, row_prints
+from pyspark_qmq.sink import arrow_vectors, encoding, packets
 from pyspark_qmq.sink.cluster import SinkAnswer, SinkCluster, SinkConnection
 from pyspark_qmq.sink.left_over import Destination
 from pyspark_qmq.sink.options import Fields, SinkOptions
 from pyspark_qmq.sink.packets import Load, Packet, RowChunk, cut
-from pyspark_qmq.sink.requests import Locate, LookedUp, SubjectCore
+from pyspark_qmq.sink.requests import Locate, LookedUp, Prints, SubjectCore, of_load
 from pyspark_qmq.sink.row_distribution import BalancedRows, PartitionedRows
 from pyspark_qmq.sink.row_identity import Ids, RowTarget, RowWriter
 from qmq.client.producing.delayed import DelayHome
@@ -149,8 +149,8 @@ class WriteTask:
         home = DelayHome(subject) if is_ordered else None
         return BalancedRows(subject, self._writer, self._retry_s, is_delayed=is_delayed, home=home, prints_of=self._prints_of)
 
-    def _prints_of(self, load: Load) -> row_prints.Prints:
-        return row_prints.of_load(load, self._fields)
+    def _prints_of(self, load: Load) -> Prints:
+        return of_load(load, self._fields)
 
     # --- batches out ---------------------------------------------------------------------------------------------------
 
