@@ -83,7 +83,7 @@ ColumnNames = Mapping[str, bool] | Sequence[str]
 
 def arrow_schema(columns: ColumnNames) -> pa.Schema:
     """The schema of record batches with these columns, in this order. Raises InvalidArgument for an unknown column."""
-    nullable = columns if isinstance(columns, Mapping) else dict.fromkeys(columns, True)
+    nullable: Mapping[str, bool] = columns if isinstance(columns, Mapping) else dict.fromkeys(columns, True)
     unknown = [name for name in nullable if name not in TYPES]
     if unknown:
         raise InvalidArgument(f"the log has no column {unknown[0]!r}; columns: {', '.join(TYPES)}")

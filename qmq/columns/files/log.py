@@ -29,7 +29,7 @@ from qmq.wire.batch import Envelope, Kind
 
 
 class FileLog:
-    """See `committed_log.CommittedLog`. Raises InvalidArgument."""
+    """See `model.CommittedLog`. Raises InvalidArgument."""
 
     def __init__(self, paths: tuple[str, ...], committed: str = "", routes: str = "") -> None:
         check_committed(committed)
