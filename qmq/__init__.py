@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from qmq.client import payloads as payload
     from qmq.client.browsing import BrowsedMessage
     from qmq.client.client import Client
+    from qmq.client.connection.pool import SettleReport
     from qmq.client.consuming.consumer import Consumer
     from qmq.client.consuming.message import Message, Messages
     from qmq.client.consuming.ordered.consumer import OrderedConsumer
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from qmq.client.producing.ordered.producer import OrderedProducer
     from qmq.client.producing.producer import Producer
     from qmq.client.producing.receipts import BatchReceipt, Receipt, Receipts, Ticket
-    from qmq.client.settle_report import SettleReport
     from qmq.client.tracing import TraceContext
     from qmq.errors import Outcome, QmqError
     from qmq.model import DelayedId, Fencing, MessageId, Order, SubjectConfig, SubjectFlush
@@ -113,7 +113,7 @@ _PLACES: Final = {
     "Receipts": "qmq.client.producing.receipts:Receipts",
     "Reject": "qmq.client.listening.context:Reject",
     "Retry": "qmq.client.listening.context:Retry",
-    "SettleReport": "qmq.client.settle_report:SettleReport",
+    "SettleReport": "qmq.client.connection.pool:SettleReport",
     "SubjectConfig": "qmq.model:SubjectConfig",
     "SubjectFlush": "qmq.model:SubjectFlush",
     "Ticket": "qmq.client.producing.receipts:Ticket",

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from opentelemetry.propagators.textmap import TextMapPropagator
     from opentelemetry.trace import Link, Span, TracerProvider
 
+    from qmq.client.connection.pool import SettleReport
     from qmq.client.interceptors import AnyMessage
     from qmq.client.producing.receipts import Receipt
-    from qmq.client.settle_report import SettleReport
 
 SYSTEM: Final = "qmq"
 LINKS_MAX: Final = 128

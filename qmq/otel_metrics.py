@@ -24,9 +24,9 @@ from qmq.otel import operation_attributes, server_attributes, settle_attributes
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
 
+    from qmq.client.connection.pool import SettleReport
     from qmq.client.interceptors import AnyMessage
     from qmq.client.producing.receipts import Receipt
-    from qmq.client.settle_report import SettleReport
 
 BOUNDARIES_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 """The bounds of the buckets of both durations, as the conventions advise."""

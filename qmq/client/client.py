@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from qmq_ordering.lanes import Lane
 
     from qmq.client.access_client import AccessClient
-    from qmq.client.client_counters import ClientCounters
+    from qmq.client.connection.pool import ClientCounters
     from qmq.client.consuming.ordered.membership import Assigned, Member
     from qmq.client.metadata.service import MetadataClient
     from qmq.client.producing.delayed import Delayed

@@ -46,10 +46,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAli
 from qmq.client.producing import batch
 
 if TYPE_CHECKING:
+    from qmq.client.connection.pool import SettleReport
     from qmq.client.consuming.message import Message
     from qmq.client.consuming.ordered.message import LaneMessage
     from qmq.client.producing.receipts import Receipt
-    from qmq.client.settle_report import SettleReport
 
     AnyMessage: TypeAlias = Message | LaneMessage
 

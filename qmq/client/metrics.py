@@ -19,7 +19,7 @@ from qmq.model import base_group
 from qmq.rpc.network import NETWORK
 
 if TYPE_CHECKING:
-    from qmq.client.client_counters import ClientCounters
+    from qmq.client.connection.pool import ClientCounters
     from qmq.client.consuming.ordered.consumer import OrderedConsumer
     from qmq.client.producing.ordered.producer import OrderedProducer
     from qmq.client.producing.producer import Producer

@@ -1,26 +1,152 @@
-"""The client's connections, one for each broker, and the way to a broker group's current master."""
+"""The client's connections, one for each broker, and the way to a broker group's current master; and what all of a client counts and
+reports.
+
+Counters are plain integers, incremented once for each batch, delivery or request; `qmq/client/metrics.py` reads them. The outcomes of
+verdicts are reported to interceptors: one report for each request that took verdicts to a broker. A client without interceptors has no
+reporter, and makes its requests without one.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from qmq.client.client_counters import ClientCounters
-from qmq.client.connection.connection import TIMING, AnswerWatch, ClientTiming, Connection, connect
-from qmq.client.connection.reach_patience import ReachPatience
+from qmq.client.connection.connection import TIMING, AnswerWatch, ClientTiming, Connection, OnAnswer, ReachPatience, connect
 from qmq.client.metadata.cache import Master, MetadataCache, shared
-from qmq.client.settle_report import SettleReport, SettleReporter
-from qmq.errors import ClientClosed, NameUnresolved, NotConnected, PeerError, Unavailable
+from qmq.errors import ClientClosed, NameUnresolved, NotConnected, PeerError, QmqError, Unavailable
+from qmq.metrics.figures import Durations
 from qmq.model import base_group
 from qmq.process.event_loop import EventLoopTick
 from qmq.rpc.network import NETWORK, Network
 from qmq.rpc.server_name import ServerName
+from qmq.wire.frame import Frame
+from qmq.wire.frame_payloads import LaneVerdict
+from qmq.wire.settle_payloads import Settlement, Verdict
 
 if TYPE_CHECKING:
     from qmq.client.consuming.settlements import AckSpool
+
+
+VERDICTS: Final = {Verdict.ACK: "ack", Verdict.NACK: "nack", Verdict.RELEASE: "release", Verdict.DEAD: "reject"}
+LANE_VERDICTS: Final = {LaneVerdict.DONE: "ack", LaneVerdict.FAILED: "fail", LaneVerdict.PARKED: "park"}
+
+
+@dataclass(frozen=True, slots=True)
+class SettleReport:
+    """One request with verdicts, and its answer. Times are nanoseconds since 1970."""
+
+    subject: str
+    group: str
+    broker_group: str
+    server: str
+    """The address of the master that was asked."""
+    verdicts: Mapping[str, int]
+    """How many messages got each verdict: `ack`, `nack`, `release` and `reject`; of an ordered subject `ack`, `fail` and `park`."""
+    began_ns: int
+    ended_ns: int
+    error: QmqError | None
+    """Why the broker refused the request, or has not answered; then the verdicts are sent again while the messages are held."""
+
+
+class SettleReporter:
+    """Watches the requests of one consumer to one broker group. `tell` gets a report when a request is answered or has failed."""
+
+    def __init__(
+        self, tell: Callable[[SettleReport], None], subject: str, group: str, broker_group: str, now_ns: Callable[[], int]
+    ) -> None:
+        self._tell = tell
+        self._place = subject, group, broker_group
+        self._now_ns = now_ns
+
+    def watch(self, server: str, verdicts: Mapping[str, int], on_answer: OnAnswer) -> OnAnswer:
+        """A request begins. Returns what to call with its answer, in place of `on_answer`."""
+        began_ns = self._now_ns()
+
+        def answered(answer: Frame | QmqError) -> None:
+            error = answer if isinstance(answer, QmqError) else None
+            self._tell(SettleReport(*self._place, server, verdicts, began_ns, self._now_ns(), error))
+            on_answer(answer)
+
+        return answered
+
+
+def counted(settlements: Iterable[Settlement]) -> Mapping[str, int]:
+    """How many messages get each verdict."""
+    found: Counter[str] = Counter()
+    for each in settlements:
+        found[VERDICTS[Verdict(each.verdict)]] += each.last - each.first + 1
+    return found
+
+
+class SendCounters:
+    """Counters of all producers of one subject. `seconds` is shared by the whole client."""
+
+    __slots__ = ("batches", "bytes", "failed", "messages", "resent", "seconds")
+
+    def __init__(self, seconds: Durations) -> None:
+        self.messages = self.bytes = self.batches = 0
+        self.resent = 0
+        """Sends of a batch after its first."""
+        self.failed = 0
+        """Messages that failed for good."""
+        self.seconds = seconds
+
+    def stored(self, messages: int, size: int, attempts: int, seconds: float) -> None:
+        """Count a stored batch. `seconds`: the time since the batch was closed."""
+        self.messages += messages
+        self.bytes += size
+        self.batches += 1
+        self.resent += attempts - 1
+        self.seconds.note(seconds)
+
+
+@dataclass(slots=True)
+class ReceiveCounters:
+    """Counters of all consumers of one group on one subject."""
+
+    received: int = 0
+    acked: int = 0
+    nacked: int = 0
+    released: int = 0
+    rejected: int = 0
+    stale: int = 0
+    """Stale messages of closed consumers; open consumers count their own."""
+
+    def sent(self, settlements: Sequence[Settlement]) -> None:
+        for each in settlements:
+            verdict, count = each.verdict, each.last - each.first + 1
+            if verdict == Verdict.ACK:
+                self.acked += count
+            elif verdict == Verdict.NACK:
+                self.nacked += count
+            elif verdict == Verdict.RELEASE:
+                self.released += count
+            else:
+                self.rejected += count
+
+
+class ClientCounters:
+    """All counters of a client."""
+
+    def __init__(self) -> None:
+        self.seconds = Durations()
+        """From closing a batch to its receipt."""
+        self.sends: dict[str, SendCounters] = {}
+        self.takes: dict[tuple[str, str], ReceiveCounters] = {}
+
+    def sending(self, subject: str) -> SendCounters:
+        """The counters of a subject; made if absent."""
+        return self.sends.setdefault(subject, SendCounters(self.seconds))
+
+    def taking(self, subject: str, group: str) -> ReceiveCounters:
+        """The counters of a group on a subject, where a broadcast group counts as one; made if absent."""
+        return self.takes.setdefault((subject, base_group(group)), ReceiveCounters())
+
 
 log = logging.getLogger("qmq.client")
 

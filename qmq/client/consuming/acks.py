@@ -42,7 +42,7 @@ from typing import Final
 
 from qmq import limits
 from qmq.client.connection.connection import Connection, OnAnswer, pause_s
-from qmq.client.connection.pool import ConnectionPool
+from qmq.client.connection.pool import ConnectionPool, counted
 from qmq.client.consuming.message import BatchSlice, retry_ms
 from qmq.client.consuming.ready_form import GatheredAcks
 from qmq.client.consuming.session import ANSWER_S, ConsumerCalls, ConsumerSession, SessionLoop, SubscriptionOptions
@@ -60,7 +60,6 @@ from qmq.client.consuming.settlements import (
     still_to_say,
 )
 from qmq.client.producing.delayed import LongRetry
-from qmq.client.settle_report import counted
 from qmq.errors import CallerError, ClientClosed, NotConnected, NotMaster, Outcome, QmqError, StaleDelivery, Unavailable, UnknownConsumer
 from qmq.process.event_loop import ms_of, require_alive
 from qmq.wire import frame_payloads as wire

@@ -18,8 +18,7 @@ from qmq_ordering.lanes import Lane
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_random_exponential
 from tenacity.stop import stop_base
 
-from qmq.client.connection.connection import TIMING, ClientTiming
-from qmq.client.connection.reach_patience import ReachPatience
+from qmq.client.connection.connection import TIMING, ClientTiming, ReachPatience
 from qmq.client.consuming.ordered.membership import Assigned, Member
 from qmq.client.metadata.cache import FoundSubject, Partial, Placement, Pushed, assigned_lane, lanes_of, placement_of, schema_of
 from qmq.client.producing.batch import texts

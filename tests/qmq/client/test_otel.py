@@ -15,9 +15,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 import qmq
+from qmq.client.connection.pool import SettleReport
 from qmq.client.interceptors import Chain, Outgoing
 from qmq.client.producing.receipts import BatchReceipt
-from qmq.client.settle_report import SettleReport
 from qmq.errors import InvalidArgument, NotConnected, QmqError
 from qmq.model import MessageId, Order, SubjectConfig
 from qmq.node.dev_node import Node

@@ -9,8 +9,8 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
+from qmq.client.connection.pool import SettleReport
 from qmq.client.interceptors import Chain, Outgoing
-from qmq.client.settle_report import SettleReport
 from qmq.otel_metrics import BOUNDARIES_S, OpenTelemetryMetrics
 from qmq.testing import TestCluster
 

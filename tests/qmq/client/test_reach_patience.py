@@ -6,8 +6,7 @@ import logging
 
 import pytest
 
-from qmq.client.connection.connection import ClientTiming
-from qmq.client.connection.reach_patience import ReachPatience
+from qmq.client.connection.connection import ClientTiming, ReachPatience
 from qmq.console import page
 from qmq.errors import NameUnresolved, NotConnected, QmqError, TlsEnded, TlsFailed, TlsRefused, UnknownHost
 from qmq.gateway import status

@@ -15,9 +15,9 @@ from functools import partial
 from typing import Final
 
 from qmq.client.connection.connection import OnAnswer
+from qmq.client.connection.pool import LANE_VERDICTS, SettleReporter
 from qmq.client.consuming.ordered.lane import Cell, LaneCore, LaneRequest, LaneState
 from qmq.client.consuming.session import ANSWER_S, ConsumerSession
-from qmq.client.settle_report import LANE_VERDICTS, SettleReporter
 from qmq.errors import ClientClosed, LaneLost, NotConnected, NotMaster, Outcome, QmqError, Unavailable, UnknownConsumer
 from qmq.process.event_loop import require_alive
 from qmq.wire import frame_payloads as wire
