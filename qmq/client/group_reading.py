@@ -4,7 +4,7 @@
     ordered     an OrderedConsumer; at most one message of a key is handed out at a time. Others get no messages of its lanes, so after
                 `idle_s` without a call and without unsettled messages it leaves the group, and the next call joins again
 
-Messages are settled by their own methods (`qmq.client.any_message`); after its verdict, each is reported by `settled`.
+Messages are settled by their own methods; after its verdict, each is reported by `settled`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from qmq import limits
-from qmq.client.any_message import AnyMessage, joined_unordered
 from qmq.client.client import Client
 from qmq.client.consuming.message import DecodedBatch, StoredMessage
-from qmq.client.consuming.ordered.consumer import OrderedConsumer
+from qmq.client.consuming.ordered.consumer import AnyMessage, OrderedConsumer, joined_unordered
 
 AHEAD: Final = 512
 """A reading prefetches at most this many messages of an unordered subject for the next call."""

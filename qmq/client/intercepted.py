@@ -17,11 +17,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
-from qmq.client.any_message import AnyMessage, fail
 from qmq.client.connection.pool import ConnectionPool
 from qmq.client.consuming.consumer import Consumer
 from qmq.client.consuming.message import Message
-from qmq.client.consuming.ordered.consumer import CONCURRENCY, Handler, OrderedConsumer
+from qmq.client.consuming.ordered.consumer import CONCURRENCY, AnyMessage, Handler, OrderedConsumer, fail
 from qmq.client.consuming.ordered.message import OrderedMessage
 from qmq.client.consuming.ready_form import TaskHolding
 from qmq.client.interceptors import Chain, Outgoing, outgoing

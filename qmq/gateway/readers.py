@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from qmq.client.any_message import AnyMessage
 from qmq.client.client import Client
+from qmq.client.consuming.ordered.consumer import AnyMessage
 from qmq.client.group_reading import GroupReading, OrderedReading, PlainReading
 from qmq.errors import InvalidArgument, QmqError
 from qmq.gateway.client_settings import ATTEMPTS_MAX

@@ -19,7 +19,7 @@ from typing import Final
 
 from google.protobuf.duration_pb2 import Duration
 
-from qmq.client.any_message import fail
+from qmq.client.consuming.ordered.consumer import fail
 from qmq.errors import QmqError, UnknownSubject
 from qmq.gateway.call_entries import serve_entries
 from qmq.gateway.client_settings import LONG_POLL_MS

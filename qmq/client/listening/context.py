@@ -55,8 +55,8 @@ from datetime import datetime, timedelta
 from enum import Enum
 from typing import Annotated, Any, Final, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from qmq.client.any_message import AnyMessage
 from qmq.client.consuming.message import Message, StoredMessage, error_text, retry_ms
+from qmq.client.consuming.ordered.consumer import AnyMessage
 from qmq.client.consuming.ordered.message import LaneMessage, OrderedMessage
 from qmq.client.payloads import Decode, Undecodable, UndecodableBody, codec_of
 from qmq.errors import InvalidArgument

@@ -27,8 +27,8 @@ from itertools import chain, repeat
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
-from qmq.client.any_message import AnyMessage
 from qmq.client.consuming.message import BatchSlice, Settler, retry_ms
+from qmq.client.consuming.ordered.consumer import AnyMessage
 from qmq.client.consuming.ordered.message import LaneMessage, OrderedMessage
 from qmq.client.consuming.ordered.message import LaneSettler as OrderedSettler
 from qmq.client.interceptors import Chain

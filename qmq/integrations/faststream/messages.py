@@ -9,8 +9,8 @@ from typing import Any, Final
 from faststream.message import StreamMessage, decode_message
 
 import qmq
-from qmq.client.any_message import AnyMessage, fail
 from qmq.client.consuming.message import Messages
+from qmq.client.consuming.ordered.consumer import AnyMessage, fail
 from qmq.client.consuming.ordered.message import OrderedMessages
 from qmq.client.payloads import Undecodable
 

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 import qmq
-from qmq.client.any_message import joined_unordered
 from qmq.client.consuming.message import Message
+from qmq.client.consuming.ordered.consumer import joined_unordered
 from qmq.errors import ClientClosed, InvalidArgument, QmqError
 from qmq.integrations.faststream.messages import CORRELATION_ID
 

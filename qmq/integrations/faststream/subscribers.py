@@ -20,7 +20,7 @@ from faststream.middlewares import AckPolicy
 from faststream.response import PublishCommand
 
 import qmq
-from qmq.client.any_message import AnyConsumer, joined
+from qmq.client.consuming.ordered.consumer import AnyConsumer, joined
 from qmq.integrations.faststream.descriptions import DescribedSubscriber
 from qmq.integrations.faststream.messages import MessageBatch, Raw, decode, decode_batch, fail_raw, parse_batch, parse_message
 from qmq.integrations.faststream.sending import QmqPublishCommand

@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import Final
 
 import qmq
-from qmq.client.any_message import AnyMessage, fail
+from qmq.client.consuming.ordered.consumer import AnyMessage, fail
 from qmq.client.group_reading import GroupReading, reading_of
 from qmq.errors import NotAuthenticated, QuotaExceeded
 from qmq.integrations.http.requests import Receive, Settle

@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 import qmq
 from qmq import errors, limits
-from qmq.client.any_message import AnyMessage
+from qmq.client.consuming.ordered.consumer import AnyMessage
 from qmq.integrations import cloud_event
 from qmq.integrations.http.clients import Connect, HttpCaller, HttpClients
 from qmq.integrations.http.openapi import document

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from support import eventually
 
-from qmq.client.consuming.ordered.acks import SettleClock
+from qmq.client.consuming.ordered.lane_reader import SettleClock
 
 
 async def test_all_lanes_send_in_one_round_of_the_event_loop() -> None:

@@ -38,19 +38,18 @@ from qmq_ordering.lanes import Lane
 
 from qmq import limits
 from qmq.client.connection.pool import ConnectionPool
-from qmq.client.consuming.consumer import default_name
-from qmq.client.consuming.ordered.acks import SettleClock
-from qmq.client.consuming.ordered.decompressed_batches import DecompressedBatches
+from qmq.client.consuming.consumer import Consumer, default_name
+from qmq.client.consuming.message import Message
 from qmq.client.consuming.ordered.lane import ATTEMPTS_MAX, FailurePolicy
-from qmq.client.consuming.ordered.lane_reader import LaneInbox, LaneReader, LaneTerms, PullWrites
+from qmq.client.consuming.ordered.lane_reader import LaneInbox, LaneReader, LaneTerms, PullWrites, SettleClock
 from qmq.client.consuming.ordered.membership import LaneMembership, Member, Sync
-from qmq.client.consuming.ordered.message import OrderedMessage, OrderedMessages
+from qmq.client.consuming.ordered.message import DecompressedBatches, OrderedMessage, OrderedMessages
 from qmq.client.consuming.ready_form import TaskHolding
 from qmq.client.consuming.session import check_limits
 from qmq.client.metadata.cache import shared
 from qmq.client.producing.producer import ignored
 from qmq.client.task_messages import LoopTurn, TaskLoop, TaskMessages
-from qmq.errors import ClientClosed, InvalidArgument, QmqError
+from qmq.errors import ClientClosed, InvalidArgument, OrderMismatch, QmqError
 from qmq.model import check_name
 
 log = logging.getLogger("qmq.client")
@@ -542,3 +541,35 @@ async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
         task.cancel()
     if tasks:
         await asyncio.wait(tasks)
+
+
+AnyMessage = Message | OrderedMessage
+AnyConsumer = Consumer | OrderedConsumer
+
+
+def fail(message: AnyMessage, delay: timedelta | None = None, error: str | BaseException = "") -> None:
+    """Count a failed attempt: the message is handed out again, after the group's own delay if none is given."""
+    if isinstance(message, Message):
+        message.nack(delay, error)
+    else:
+        message.fail(delay, error)
+
+
+async def joined(consumer: AnyConsumer) -> None:
+    """Join the group. Raises as `join`; then the consumer is closed."""
+    try:
+        await consumer.join()
+    except BaseException:
+        await consumer.close()
+        raise
+
+
+async def joined_unordered(consumer: Consumer) -> bool:
+    """Join the group. Returns False, with the consumer closed, if the subject is ordered: use an ordered consumer. Raises UnknownSubject,
+    AccessDenied, ClientClosed; then the consumer is closed, too.
+    """
+    try:
+        await joined(consumer)
+    except OrderMismatch:
+        return False
+    return True
