@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
-from qmq.client.listening.idempotent import Named
+from qmq.client.listening.listener_options import Named
 from qmq.errors import InvalidArgument
 from qmq.sql import dedup_records
 from qmq.sql.dedup_records import DedupStatements, statements_for

@@ -23,12 +23,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, Unpack, cast
 from qmq.client.consuming.consumer import Consumer
 from qmq.client.consuming.ordered.consumer import OrderedConsumer
 from qmq.client.interceptors import Chain
-from qmq.client.listening.batch_handling import BatchHandling
 from qmq.client.listening.context import Binding, Factory, Handler, Providers, bind
 from qmq.client.listening.listener_options import ListenerOptions, Options, options_of
-from qmq.client.listening.message_handling import HandlerContext, MessageHandling
-from qmq.client.listening.pools import Batches, OrderedPool, Pool, Runs, Singles
-from qmq.client.listening.stopping import Stop, asked_by_signals, failure_of
+from qmq.client.listening.message_handling import BatchHandling, HandlerContext, MessageHandling
+from qmq.client.listening.pools import Batches, OrderedPool, Pool, Runs, Singles, Stop, asked_by_signals, failure_of
 from qmq.errors import InvalidArgument, Unavailable
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import pytest
 from support import eventually
 
 import qmq
-from qmq.client.listening.idempotent import Named
+from qmq.client.listening.listener_options import Named
 from qmq.errors import InvalidArgument, Unavailable
 from qmq.node.dev_node import Node
 
