@@ -55,7 +55,7 @@ CLIENT: Final = (
             {"send", "send_many", "browse", "queue_ends", "serve_metrics", "metrics", "delayed", "metadata", "access", "consumer"}
             | {"is_paused", "pause", "resume"}
         ),
-        parents=(("qmq/client/producing/client.py", "SendingClient"), ("qmq/client/browse_entry.py", "BrowsingClient")),
+        parents=(("qmq/client/producing/client.py", "SendingClient"),),
     ),
     Source(
         "qmq/client/consuming/consumer.py",
@@ -83,7 +83,7 @@ PARTS: Final = (
         left_out=frozenset({"call", "turn", "locate", "routes", "watch", "sync_member", "ask_delayed", "close"}),
     ),
     Source(
-        "qmq/client/access_client.py",
+        "qmq/client/metadata/service.py",
         "AccessClient",
         "BlockingAccess",
         "BlockingPart",

@@ -91,66 +91,6 @@ class BlockingClient(BlockingClientBase):
         )
 
     @property
-    def metadata(self) -> BlockingMetadata:
-        """Administration: subjects, groups, routes and broker groups, as a metaserver sees them. It works in any event loop."""
-        return BlockingMetadata(self._thread, self._thread.call(lambda: self._client.metadata))
-
-    def browse(
-        self,
-        subject: str,
-        *,
-        start: datetime | None = None,
-        end: datetime | None = None,
-        last: int | None = None,
-        key: str | bytes | None = None,
-        tags_any: Sequence[str] = (),
-        tags_all: Sequence[str] = (),
-        follow: bool = False,
-        partial: bool = False,
-        positions: Mapping[tuple[str, int], int] | None = None,
-        sequences: tuple[int, int | None] = (0, None),
-        broker_group: str = "",
-        content: bytes = b"",
-        progress: BrowseProgress | None = None,
-    ) -> Iterator[BrowsedMessage]:
-        """Read stored messages of a subject without a consumer group: messages stored from `start` on (default: the oldest) and before
-        `end`, or, with `last`, the newest messages of each queue. With `follow` the iterator then waits for messages that are stored later,
-        and does not end.
-
-        Messages of one queue come in its order; those of several queues come in the order in which they were stored. `partial=True` skips
-        broker groups that cannot be read. With `broker_group`, only what that one has. With `content`, only messages whose body holds these
-        bytes. `progress` is kept up to date with how far was read.
-
-        Raises InvalidName, InvalidArgument, UnknownSubject, AccessDenied, NotConnected, LogDamaged, ClientClosed.
-        """
-        return self._thread.iterate(
-            self._client.browse(
-                subject,
-                start=start,
-                end=end,
-                last=last,
-                key=key,
-                tags_any=tags_any,
-                tags_all=tags_all,
-                follow=follow,
-                partial=partial,
-                positions=positions,
-                sequences=sequences,
-                broker_group=broker_group,
-                content=content,
-                progress=progress,
-            )
-        )
-
-    def queue_ends(self, subject: str) -> dict[tuple[str, int], int]:
-        """Where each queue of a subject ends: by broker group and partition, the sequence of its next message. Everything sent to the
-        brokers before this call is decided: stored messages lie before the ends, and no other message is stored later.
-
-        Needs `produce` and `browse` on the subject. Raises InvalidName, UnknownSubject, AccessDenied, NotConnected, ClientClosed.
-        """
-        return self._thread.run(self._client.queue_ends(subject))
-
-    @property
     def metrics(self) -> Collector:
         """For prometheus_client: `REGISTRY.register(mq.metrics)`. Raises InvalidArgument if that is not installed."""
         return self._client.metrics
@@ -166,6 +106,11 @@ class BlockingClient(BlockingClientBase):
     def access(self) -> BlockingAccess:
         """Rules, roles, tokens and quotas of the cluster."""
         return BlockingAccess(self._thread, self._thread.call(lambda: self._client.access))
+
+    @property
+    def metadata(self) -> BlockingMetadata:
+        """Administration: subjects, groups, routes and broker groups, as a metaserver sees them. It works in any event loop."""
+        return BlockingMetadata(self._thread, self._thread.call(lambda: self._client.metadata))
 
     @property
     def delayed(self) -> BlockingDelayed:
@@ -237,6 +182,61 @@ class BlockingClient(BlockingClientBase):
     def resume(self) -> None:
         """Resume all consumers, except those that were paused by `Consumer.pause`."""
         self._thread.call(lambda: self._client.resume())
+
+    def browse(
+        self,
+        subject: str,
+        *,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        last: int | None = None,
+        key: str | bytes | None = None,
+        tags_any: Sequence[str] = (),
+        tags_all: Sequence[str] = (),
+        follow: bool = False,
+        partial: bool = False,
+        positions: Mapping[tuple[str, int], int] | None = None,
+        sequences: tuple[int, int | None] = (0, None),
+        broker_group: str = "",
+        content: bytes = b"",
+        progress: BrowseProgress | None = None,
+    ) -> Iterator[BrowsedMessage]:
+        """Read stored messages of a subject without a consumer group: messages stored from `start` on (default: the oldest) and before
+        `end`, or, with `last`, the newest messages of each queue. With `follow` the iterator then waits for messages that are stored later,
+        and does not end.
+
+        Messages of one queue come in its order; those of several queues come in the order in which they were stored. `partial=True` skips
+        broker groups that cannot be read. With `broker_group`, only what that one has. With `content`, only messages whose body holds these
+        bytes. `progress` is kept up to date with how far was read.
+
+        Raises InvalidName, InvalidArgument, UnknownSubject, AccessDenied, NotConnected, LogDamaged, ClientClosed.
+        """
+        return self._thread.iterate(
+            self._client.browse(
+                subject,
+                start=start,
+                end=end,
+                last=last,
+                key=key,
+                tags_any=tags_any,
+                tags_all=tags_all,
+                follow=follow,
+                partial=partial,
+                positions=positions,
+                sequences=sequences,
+                broker_group=broker_group,
+                content=content,
+                progress=progress,
+            )
+        )
+
+    def queue_ends(self, subject: str) -> dict[tuple[str, int], int]:
+        """Where each queue of a subject ends: by broker group and partition, the sequence of its next message. Everything sent to the
+        brokers before this call is decided: stored messages lie before the ends, and no other message is stored later.
+
+        Needs `produce` and `browse` on the subject. Raises InvalidName, UnknownSubject, AccessDenied, NotConnected, ClientClosed.
+        """
+        return self._thread.run(self._client.queue_ends(subject))
 
 
 class BlockingConsumer(BlockingConsumerBase):

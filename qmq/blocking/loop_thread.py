@@ -16,13 +16,12 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, overload
 
-from qmq.client.client import Client
+from qmq.client.client import GRACE, Client
 from qmq.client.consuming.consumer import Consumer
 from qmq.client.consuming.message import BatchSlice, Message, Messages, Settler
 from qmq.client.interceptors import Chain
 from qmq.client.listening.listener_options import ListenerOptions
 from qmq.client.listening.pools import asked_in_main_thread
-from qmq.client.outbox_entry import GRACE
 from qmq.errors import ClientClosed, InvalidArgument
 from qmq.wire.settle_payloads import Verdict
 

@@ -1,12 +1,20 @@
-"""The client of a QMQ cluster for asyncio programs."""
+"""The client of a QMQ cluster for asyncio programs.
+
+`Client.outbox` and `Client.outbox_watchdog` send messages in the application's own database transactions (docs/OUTBOX.md), and
+`Client.browse` reads stored messages without a group (docs/BROWSE.md). Their modules are imported at first use.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from qmq.client.browse_entry import BrowsingClient
 from qmq.client.connection.connection import TIMING, ClientTiming
 from qmq.client.connection.pool import ConnectionPool
 from qmq.client.consuming.consumer import Consumer, process_name
@@ -18,9 +26,10 @@ from qmq.client.interceptors import Chain, Interceptor, chosen
 from qmq.client.listening.listeners import ForThreads, ListenerApi, no_client
 from qmq.client.metadata.cache import MetadataCache, Placement, is_delayed, subject_of
 from qmq.client.metrics import collector_of, serve
-from qmq.client.outbox_entry import OutboxClient
-from qmq.client.producing.client import now_by
-from qmq.errors import InvalidArgument
+from qmq.client.producing.batch import key_bytes, texts
+from qmq.client.producing.client import SendingClient, now_by
+from qmq.client.producing.delayed import Delayed, time_ms
+from qmq.errors import InvalidArgument, NotConnected, PeerError, Unavailable, UnknownSubject
 from qmq.model import check_name
 from qmq.process.address import parse
 from qmq.process.event_loop import Clock
@@ -29,15 +38,21 @@ from qmq.rpc.network import NETWORK, Network
 if TYPE_CHECKING:
     from qmq_ordering.lanes import Lane
 
-    from qmq.client.access_client import AccessClient
+    from qmq.client.browsing import BrowsedMessage, BrowsedQueue, BrowseProgress
     from qmq.client.connection.pool import ClientCounters
     from qmq.client.consuming.ordered.membership import Assigned, Member
-    from qmq.client.metadata.service import MetadataClient
-    from qmq.client.producing.delayed import Delayed
+    from qmq.client.metadata.service import AccessClient, MetadataClient
     from qmq.metrics.endpoint import MetricsServer
     from qmq.metrics.exposition import Collector
+    from qmq.sql.debezium_outbox import DebeziumTable
+    from qmq.sql.outbox import Outbox, Outboxes
+    from qmq.sql.outbox_watchdog import Watchdogs
+
+log = logging.getLogger("qmq.client")
 
 DEFAULT_PORT: Final = 20880
+GRACE: Final = timedelta(seconds=5)
+LEASE: Final = timedelta(seconds=10)
 
 
 def parse_addresses(addresses: str | Sequence[str]) -> list[str]:
@@ -49,7 +64,7 @@ def parse_addresses(addresses: str | Sequence[str]) -> list[str]:
     return parsed
 
 
-class Client(OutboxClient, ListenerApi, BrowsingClient):
+class Client(SendingClient, ListenerApi):
     """Sends and consumes messages. Make it with `qmq.connect`, and use it with `async with`."""
 
     def __init__(
@@ -74,6 +89,7 @@ class Client(OutboxClient, ListenerApi, BrowsingClient):
         self._network = network
         self._metadata: MetadataClient | None = None
         self._delayed: Delayed | None = None
+        self._own_outboxes: Outboxes | None = None
         chain = Chain(interceptors)
         now_ns = now_by(clock)
         links = ConnectionPool(
@@ -127,7 +143,7 @@ class Client(OutboxClient, ListenerApi, BrowsingClient):
     @property
     def access(self) -> AccessClient:
         """Rules, roles, tokens and quotas of the cluster."""
-        from qmq.client.access_client import AccessClient
+        from qmq.client.metadata.service import AccessClient
 
         return AccessClient(self.metadata)
 
@@ -145,8 +161,6 @@ class Client(OutboxClient, ListenerApi, BrowsingClient):
     def delayed(self) -> Delayed:
         """Pending delayed messages: cancel, move, show and list them."""
         if self._delayed is None:
-            from qmq.client.producing.delayed import Delayed
-
             self._delayed = Delayed(lambda: self.metadata, self._now_ns, self._timing)
         return self._delayed
 
@@ -298,6 +312,156 @@ class Client(OutboxClient, ListenerApi, BrowsingClient):
         """The dead letters of a consumer group: show, replay and purge them. Raises InvalidName."""
         return DeadLetters(self.metadata, self.consumer, self._send_directed_now, self.queue_ends, self._directed, group)
 
+    # --- messages of database transactions -----------------------------------------------------------------------------
+
+    @property
+    def _outboxes(self) -> Outboxes:
+        self._links.check_usable()
+        if self._own_outboxes is None:
+            from qmq.sql.dialects import check_installed
+
+            check_installed()
+            from qmq.sql.outbox import Outboxes
+            from qmq.sql.outbox_sender import OutboxProducers, Sender
+
+            patience = self._timing.outbox_delivery_s
+            producers = OutboxProducers(
+                partial(self.producer, delivery_timeout_s=patience),
+                partial(self.ordered_producer, delivery_timeout_s=patience),
+                partial(self.delayed_producer, delivery_timeout_s=patience),
+                self._ordering,
+            )
+            self._own_outboxes = Outboxes(Sender(producers, patience), self._producer_ids(), self.interceptors, self._now_ns)
+        return self._own_outboxes
+
+    def outbox(self, connection: Any, *, table: str = "qmq_outbox", grace: timedelta = GRACE) -> Outbox:
+        """Send messages if, and only if, a database transaction commits: `async with mq.outbox(connection) as box: box.send(...)`.
+
+        `connection` is the application's own, in its own transaction: of SQLAlchemy 2 (Connection, AsyncConnection, Session, AsyncSession),
+        or of a driver (see `Outbox.committed`). With an Engine or AsyncEngine the outbox makes the transaction: see `box.connection`. A
+        watchdog sends messages that are still unsent `grace` after the block's end. Raises InvalidArgument, also where SQLAlchemy is not
+        installed (`qmq[sql]`), InvalidName, ClientClosed.
+        """
+        return self._outboxes.outbox(connection, table=table, grace=grace)
+
+    def outbox_watchdog(
+        self,
+        engine: Any,
+        *,
+        tables: Iterable[str] = ("qmq_outbox",),
+        lease: timedelta = LEASE,
+        debezium: DebeziumTable | None = None,
+    ) -> Watchdogs:
+        """Send the messages that committed transactions left in outbox tables: `async with mq.outbox_watchdog(engine): ...`, or `await
+        watchdog.run()`.
+
+        `engine` is SQLAlchemy's, sync or async, or several in a list. Any number of watchdogs may run: one works on each table, and another
+        takes over within `lease` after that one has died. With `debezium` it also sends the rows of a table in Debezium's layout, through
+        the outbox table. Raises InvalidArgument, InvalidName, ClientClosed.
+        """
+        outboxes = self._outboxes
+        from qmq.sql.outbox_watchdog import Watchdogs
+
+        engines = list(engine) if isinstance(engine, list | tuple) else [engine]
+        return Watchdogs(
+            engines, list(texts("tables", tables)), outboxes.sender, outboxes.holder, lease, self._timing.outbox_look_s, debezium
+        )
+
+    # --- reading without a group ---------------------------------------------------------------------------------------
+
+    def browse(
+        self,
+        subject: str,
+        *,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        last: int | None = None,
+        key: str | bytes | None = None,
+        tags_any: Sequence[str] = (),
+        tags_all: Sequence[str] = (),
+        follow: bool = False,
+        partial: bool = False,
+        positions: Mapping[tuple[str, int], int] | None = None,
+        sequences: tuple[int, int | None] = (0, None),
+        broker_group: str = "",
+        content: bytes = b"",
+        progress: BrowseProgress | None = None,
+    ) -> AsyncIterator[BrowsedMessage]:
+        """Read stored messages of a subject without a consumer group: messages stored from `start` on (default: the oldest) and before
+        `end`, or, with `last`, the newest messages of each queue. With `follow` the iterator then waits for messages that are stored later,
+        and does not end.
+
+        Messages of one queue come in its order; those of several queues come in the order in which they were stored. `partial=True` skips
+        broker groups that cannot be read. With `broker_group`, only what that one has. With `content`, only messages whose body holds these
+        bytes. `progress` is kept up to date with how far was read.
+
+        Raises InvalidName, InvalidArgument, UnknownSubject, AccessDenied, NotConnected, LogDamaged, ClientClosed.
+        """
+        from qmq.client.browsing import BrowseSelection, browse
+
+        check_name("subject", subject)
+        if last is not None and (last < 0 or start is not None):
+            raise InvalidArgument("last is a number of messages, and cannot be given with a start")
+        selection = BrowseSelection(
+            start_ms=0 if start is None else max(time_ms(start, "start"), 1),
+            end_ms=0 if end is None else max(time_ms(end, "end"), 1),
+            last=last,
+            key=None if key is None else key_bytes(key),
+            tags_any=texts("tags_any", tags_any),
+            tags_all=texts("tags_all", tags_all),
+            first_sequence=sequences[0],
+            end_sequence=sequences[1],
+            content=content,
+            positions=dict(positions or {}),
+        )
+
+        def queues() -> Awaitable[list[BrowsedQueue]]:
+            return self._queues(subject, partial=partial, broker_group=broker_group)
+
+        return browse(self._links, queues, selection, follow=follow, partial=partial, progress=progress)
+
+    async def queue_ends(self, subject: str) -> dict[tuple[str, int], int]:
+        """Where each queue of a subject ends: by broker group and partition, the sequence of its next message. Everything sent to the
+        brokers before this call is decided: stored messages lie before the ends, and no other message is stored later.
+
+        Needs `produce` and `browse` on the subject. Raises InvalidName, UnknownSubject, AccessDenied, NotConnected, ClientClosed.
+        """
+        from qmq.client.browsing import end_of
+
+        queues = await self._queues(check_name("subject", subject), partial=False)
+        ends = await asyncio.gather(*[end_of(self._links, each) for each in queues])
+        return {each.key: end for each, end in zip(queues, ends, strict=True)}
+
+    def _directed(self, subject: str, since_ms: int, positions: Mapping[tuple[str, int], int]) -> AsyncIterator[BrowsedMessage]:
+        """Messages to single consumer groups, stored since a time; in each queue from a position on. Raises as `browse`."""
+        from qmq.client.browsing import BrowseSelection, browse
+
+        selection = BrowseSelection(start_ms=max(since_ms, 1), positions=positions, is_directed=True)
+        return browse(self._links, lambda: self._queues(subject, partial=False), selection, follow=False, partial=False)
+
+    async def _queues(self, subject: str, *, partial: bool, broker_group: str = "") -> list[BrowsedQueue]:
+        """The queues to read. Waits for broker groups that have no master, except with `partial`."""
+        from qmq.client.browsing import BrowsedQueue, ReadPatience
+
+        patience = ReadPatience(self._links.timing)
+        while True:
+            found = await self.metadata.find_subject(subject)
+            if found is None:
+                raise UnknownSubject(f"there is no subject {subject!r}: `qmq subject list` shows all")
+            silent = {name: why for name, why in found.silent.items() if broker_group in ("", name)}
+            if not silent or partial:
+                break
+            missing = f"messages of {', '.join(sorted(silent))} are missing: {'; '.join(silent.values())}"
+            if patience.is_over:
+                raise NotConnected(missing)
+            log.debug("%s: %s", subject, missing)
+            for name in silent:
+                with suppress(Unavailable, PeerError):
+                    await self._links.reach(subject, name)  # raises NeverReached, which waiting does not mend
+            await patience.rest()
+        queues = [each for each in found.description.queues if broker_group in ("", each.broker_group)]
+        return [BrowsedQueue(subject, each.broker_group, each.partition, each.next_sequence) for each in queues]
+
     # --- the end -------------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
@@ -314,7 +478,8 @@ class Client(OutboxClient, ListenerApi, BrowsingClient):
         self._links.round.own_loop()
         try:
             await self._close_listeners()
-            await self._close_outboxes()
+            if self._own_outboxes is not None:
+                await self._own_outboxes.close()
             self._idle.close()
             for endpoint in self._endpoints:
                 await endpoint.stop()
