@@ -5,6 +5,7 @@ effect.
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from qmq.client.consuming.message import BatchSlice, DecodedBatch, Message, Mess
 from qmq.client.producing.batch import OpenBatch, body_bytes
 from qmq.client.producing.receipts import BatchReceipt, Receipts
 from qmq.model import check_name
+from qmq.process.event_loop import ms_of
 from qmq.wire import batch
 
 
@@ -36,9 +38,8 @@ class LocalBatch(NamedTuple):
 def local_batch(subject: str, contents: Iterable[LocalMessage], *, attempt: int = 1) -> LocalBatch:
     """Messages as a consumer of the subject would get them, with their own ids. Raises InvalidName, InvalidArgument, MessageTooLarge."""
     check_name("subject", subject)
-    opened = OpenBatch()
+    opened = OpenBatch(None, ms_of(time.time_ns()))
     for each in contents:
-        opened.stamp()
         opened.bodies.append(body_bytes(each.body, limits.BODY_BYTES_MAX))
         opened.add_columns(each.key, each.tags, each.headers)
     if not opened.bodies:

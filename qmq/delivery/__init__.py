@@ -5,7 +5,7 @@ In-flight batch    (in_flight_batch.py)    the state of one batch. Pure
 Retries            (retries.py)            which refusals are retried, after which pause, and the final error
 Balancer           (balancer.py)           which broker group takes a batch. Pure
 Partitioner        (partitioner.py)        which partition of the route takes which messages. Pure
-Master connection  (qmq/client/producing/master_connection.py)  sends the window's batches to the broker group's current master
+Master connection  (qmq/client/producing/group_sender.py)  sends the window's batches to the broker group's current master
 
 The producer, the ordered producer, the delay dispatcher and the Spark sink each have a subclass of this window. The outbox sends through a
 client's producers.

@@ -342,9 +342,11 @@ class Producer(ProducerBase):
         """First message in this round of the event loop: stamp the time, and flush at the end of the round."""
         self._check_open()
         self._is_awake = True
+        now_ms = self._links.now_ns() // 1_000_000
         if self._open is NONE_OPEN:
-            self._open = OpenBatch(self._links.now_ns, self._links.round)
-        self._open.stamp()
+            self._open = OpenBatch(self._links.round, now_ms)
+        else:
+            self._open.stamp(now_ms)
         self._links.round.at_end(self._end_of_round)
 
     def _end_of_round(self) -> None:
@@ -393,7 +395,7 @@ class Producer(ProducerBase):
             self._add_many(tickets, cut(columns, 0, count // 2), flags, create_time_ms)
             self._add_many(tickets, cut(columns, count // 2, count), flags, create_time_ms)
             return
-        filled = OpenBatch(self._links.now_ns, self._links.round)
+        filled = OpenBatch(self._links.round, self._links.now_ns() // 1_000_000)
         tickets.append(filled.fill(columns, size, create_time_ms))
         filled.flags = flags
         self._close(filled)
@@ -405,8 +407,7 @@ class Producer(ProducerBase):
             return
         self._open = NONE_OPEN
         if self._is_awake:
-            self._open = OpenBatch(self._links.now_ns, self._links.round)
-            self._open.stamp()
+            self._open = OpenBatch(self._links.round, self._links.now_ns() // 1_000_000)
         self._close(filled)
 
     def _close(self, filled: OpenBatch) -> None:

@@ -32,7 +32,7 @@ from qmq import limits
 from qmq.client.connection.connection import Connection
 from qmq.client.connection.pool import ConnectionPool
 from qmq.client.metadata.cache import Ordering
-from qmq.client.producing.master_connection import MasterConnection
+from qmq.client.producing.group_sender import MasterConnection
 from qmq.client.producing.ordered.partition_sender import Keys
 from qmq.delay.dispatcher.due_batcher import DueBatcher, Limits, encoded, size_of
 from qmq.delay.dispatcher.due_window import DueBatch, DueWindow

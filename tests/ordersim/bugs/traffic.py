@@ -21,8 +21,7 @@ from qmq.broker.lanes.ordered_writes import Admission
 from qmq.client.consuming.ordered.keys import KeyQueue
 from qmq.client.consuming.ordered.lane import Cell, LaneCore, LaneState, _piece
 from qmq.client.consuming.ordered.lane_reader import LaneReader
-from qmq.client.producing.ordered.batch import OrderedBatch
-from qmq.client.producing.ordered.stream import Stream
+from qmq.client.producing.ordered.stream import OrderedBatch, Stream
 from qmq.errors import RightLapsed, RouteChanged
 from qmq.log import lane_state
 from qmq.log.actions import LaneBegin, LaneDone, LaneRelease, LaneUnpark

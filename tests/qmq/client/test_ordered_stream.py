@@ -13,8 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from qmq_ordering.routes import LpRange, PhysicalPartition, Route
 from support.forms import examples
 
-from qmq.client.producing.ordered.batch import OrderedBatch
-from qmq.client.producing.ordered.stream import WINDOW, Stream, StreamPartitioner
+from qmq.client.producing.ordered.stream import WINDOW, OrderedBatch, Stream, StreamPartitioner
 from qmq.client.producing.receipts import BatchReceipt, SplitTicket, Ticket
 from qmq.delivery.retries import PRODUCER
 from qmq.delivery.window import ASK_S

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from qmq.client.producing.batch import Batch
+from qmq.client.producing.batch import Batch, SenderWindow
 from qmq.client.producing.receipts import Ticket
-from qmq.client.producing.sender_window import SenderWindow
 from qmq.delivery.retries import PRODUCER
 from qmq.errors import InvalidArgument, NotConnected, NotMaster, Outcome, Overloaded, QmqError
 from qmq.wire.batch_columns import Columns

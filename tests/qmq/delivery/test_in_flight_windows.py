@@ -20,11 +20,9 @@ from pyspark_qmq.sink.row_identity import RowTarget
 from qmq_ordering.routes import LpRange, PhysicalPartition
 from support.forms import examples
 
-from qmq.client.producing.batch import Batch
-from qmq.client.producing.ordered.batch import OrderedBatch
-from qmq.client.producing.ordered.stream import Stream
+from qmq.client.producing.batch import Batch, SenderWindow
+from qmq.client.producing.ordered.stream import OrderedBatch, Stream
 from qmq.client.producing.receipts import SplitTicket, Ticket
-from qmq.client.producing.sender_window import SenderWindow
 from qmq.delay.dispatcher.due_window import DueBatch, DueWindow
 from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
 from qmq.delivery.retries import DELAY_SERVER, ORDERED_SINK, PRODUCER, SINK

@@ -18,9 +18,8 @@ from qmq.client.connection.connection import Connection
 from qmq.client.connection.pool import ConnectionPool
 from qmq.client.consuming.ordered.membership import GroupLoad
 from qmq.client.producing.batch import OpenBatch, key_bytes
-from qmq.client.producing.master_connection import MasterConnection
-from qmq.client.producing.ordered.batch import OrderedBatch
-from qmq.client.producing.ordered.stream import Stream
+from qmq.client.producing.group_sender import MasterConnection
+from qmq.client.producing.ordered.stream import OrderedBatch, Stream
 from qmq.client.producing.receipts import SplitTicket, Ticket
 from qmq.errors import InvalidArgument, QmqError
 from qmq.process.event_loop import EventLoopTick
@@ -154,13 +153,8 @@ class BatchBuilder(OpenBatch):
 
     __slots__ = ("connection", "lps", "raw_keys")
 
-    def __init__(
-        self,
-        connection: StreamConnection | None,
-        now_ns: Callable[[], int] | None = None,
-        loop_round: EventLoopTick | None = None,
-    ) -> None:
-        super().__init__(now_ns, loop_round)
+    def __init__(self, connection: StreamConnection | None, loop_round: EventLoopTick | None = None) -> None:
+        super().__init__(loop_round)
         self.connection = connection
         self.raw_keys: list[Key] = []
         self.lps: list[int] = []
@@ -214,7 +208,7 @@ class OpenBatches:
         """Open batches that are not empty, and when the first message of each came; the oldest is first."""
 
     def _make(self, connection: StreamConnection | None) -> BatchBuilder:
-        return BatchBuilder(connection, self._links.now_ns, self._links.round)
+        return BatchBuilder(connection, self._links.round)
 
     def take(self, builder: BatchBuilder) -> OrderedBatch | None:
         """Close an open batch; None if it holds nothing."""

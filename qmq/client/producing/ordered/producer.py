@@ -35,14 +35,14 @@ from qmq.client.connection.pool import ConnectionPool
 from qmq.client.consuming.ordered.membership import GroupLoad
 from qmq.client.metadata.cache import Ordering
 from qmq.client.producing.batch import body_bytes, check_length, columns_of, cut, size_of
-from qmq.client.producing.ordered.batch import OrderedBatch, choose, pick
 from qmq.client.producing.ordered.partition_sender import BatchBuilder, Encode, Key, OpenBatches, StreamConnection, bad_key
-from qmq.client.producing.ordered.stream import Stream, StreamPartitioner
+from qmq.client.producing.ordered.stream import OrderedBatch, Stream, StreamPartitioner, choose, pick
 from qmq.client.producing.producer import BATCH_BYTES, BATCH_MESSAGES, BUFFER_BYTES_MAX, ProducerBase, frame_kind, ignored
 from qmq.client.producing.receipts import BatchReceipt, SpreadTickets, Ticket, TicketChunk, Tickets
 from qmq.delivery.retries import final
 from qmq.errors import ClientClosed, InvalidArgument, OrderMismatch, Outcome, QmqError, Unavailable
 from qmq.model import Order
+from qmq.process.event_loop import ms_of
 from qmq.wire.batch import encode
 from qmq.wire.batch_columns import BatchFlag, Columns, Compression
 from qmq.wire.frame import FrameKind
@@ -410,7 +410,7 @@ class OrderedProducer(ProducerBase):
         bodies = batch.bodies
         if not bodies:
             self._filled[batch] = self._loop.time()
-            batch.stamp()
+            batch.stamp(ms_of(self._links.now_ns()))
         bodies.append(body)
         batch.bytes += len(body) + len(key)
         if tags is not None or headers is not None or batch.tags or batch.headers:
@@ -510,15 +510,16 @@ class OrderedProducer(ProducerBase):
         """An empty open batch gets messages."""
         if builder not in self._filled:
             self._filled[builder] = self._loop.time()
-            builder.stamp()
+            builder.stamp(ms_of(self._links.now_ns()))
 
     def _wake(self) -> None:
         """First message in this round of the event loop: stamp the time, and close batches at the end of the round."""
         self._check_open()
         self._streams.check_usable()
         self._is_awake = True
+        now_ms = ms_of(self._links.now_ns())
         for builder in self._filled:
-            builder.stamp()
+            builder.stamp(now_ms)
         self._links.round.at_end(self._end_of_round)
 
     def _end_of_round(self) -> None:
