@@ -1,4 +1,5 @@
-/* What a consumer does for each message, compiled: iterator.py has the same classes in Python and describes them, and ready_form.py chooses.
+/* What a consumer does for each message, compiled: iterator.py has the same classes in Python and describes them, and consuming/__init__.py
+ * chooses.
  *
  * An `async for` over `ReadyMessages` makes no coroutine of Python for a message. Each call of `anext` gives a coroutine of its own, a `Next`,
  * which notes who asks; nothing else happens before it is awaited. It returns a message that is ready, and otherwise passes on what the

@@ -18,11 +18,11 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 from qmq.client.connection.pool import ConnectionPool
+from qmq.client.consuming import TaskHolding
 from qmq.client.consuming.consumer import Consumer
 from qmq.client.consuming.message import Message
 from qmq.client.consuming.ordered.consumer import CONCURRENCY, AnyMessage, Handler, OrderedConsumer, fail
 from qmq.client.consuming.ordered.message import OrderedMessage
-from qmq.client.consuming.ready_form import TaskHolding
 from qmq.client.interceptors import Chain, Outgoing, outgoing
 from qmq.client.listening.message_handling import before_verdicts
 from qmq.client.producing import batch

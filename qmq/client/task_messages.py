@@ -21,8 +21,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+from qmq.client.consuming import TaskHolding
 from qmq.client.consuming.iterator import LOOP_S
-from qmq.client.consuming.ready_form import TaskHolding
 
 log = logging.getLogger("qmq.client")
 

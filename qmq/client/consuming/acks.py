@@ -43,8 +43,8 @@ from typing import Final
 from qmq import limits
 from qmq.client.connection.connection import Connection, OnAnswer, pause_s
 from qmq.client.connection.pool import ConnectionPool, counted
+from qmq.client.consuming import GatheredAcks
 from qmq.client.consuming.message import BatchSlice, retry_ms
-from qmq.client.consuming.ready_form import GatheredAcks
 from qmq.client.consuming.session import ANSWER_S, ConsumerCalls, ConsumerSession, SessionLoop, SubscriptionOptions
 from qmq.client.consuming.settlements import (
     AckBatch,

@@ -29,10 +29,10 @@ from typing import Any, Final, Self
 from qmq import limits
 from qmq.client.connection.connection import pause_s
 from qmq.client.connection.pool import ConnectionPool
+from qmq.client.consuming import ReadyMessages
 from qmq.client.consuming.acks import SpoolSender
 from qmq.client.consuming.attachment import Attachment
 from qmq.client.consuming.message import BatchSlice, Message, Messages, error_text
-from qmq.client.consuming.ready_form import ReadyMessages
 from qmq.client.consuming.session import (
     ConsumerCalls,
     PrefetchLimit,

@@ -19,7 +19,7 @@ from itertools import chain, groupby, repeat
 from typing import Any, Final, Protocol
 
 from qmq import limits
-from qmq.client.consuming.ready_form import MessageFields, cut_bodies
+from qmq.client.consuming import MessageFields, cut_bodies
 from qmq.errors import CorruptBatch, DelayTooLong, InvalidArgument
 from qmq.model import MessageId
 from qmq.process.event_loop import time_of

@@ -47,7 +47,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, Typ
 from qmq import limits
 from qmq.client.connection.connection import Connection, pause_s
 from qmq.client.connection.pool import ConnectionPool
-from qmq.client.consuming.ready_form import ReadyMessages
+from qmq.client.consuming import ReadyMessages
 from qmq.client.metadata.cache import Master
 from qmq.errors import (
     CallerError,

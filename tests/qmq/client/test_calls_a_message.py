@@ -16,7 +16,7 @@ import pytest
 from support import node_config, running
 
 import qmq
-from qmq.client.consuming.ready_form import IS_COMPILED
+from qmq.client.consuming import IS_COMPILED
 
 CLIENT = str(Path(qmq.__file__).parent / "client") + "/"
 TASKS, SENDS = 100, 20

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 from support.forms import SEED, examples
 
-from qmq.client.consuming import iterator
+from qmq.client.consuming import IS_COMPILED, TaskHolding, iterator
 from qmq.client.consuming.message import BatchSlice, Message, StoredMessage
-from qmq.client.consuming.ready_form import IS_COMPILED, TaskHolding
 from qmq.client.local_messages import LocalMessage, local_batch
 from qmq.client.task_messages import Owner, TaskMessages
 from qmq.wire.batch_columns import UNREADABLE

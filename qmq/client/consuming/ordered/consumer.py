@@ -38,13 +38,13 @@ from qmq_ordering.lanes import Lane
 
 from qmq import limits
 from qmq.client.connection.pool import ConnectionPool
+from qmq.client.consuming import TaskHolding
 from qmq.client.consuming.consumer import Consumer, default_name
 from qmq.client.consuming.message import Message
 from qmq.client.consuming.ordered.lane import ATTEMPTS_MAX, FailurePolicy
 from qmq.client.consuming.ordered.lane_reader import LaneInbox, LaneReader, LaneTerms, PullWrites, SettleClock
 from qmq.client.consuming.ordered.membership import LaneMembership, Member, Sync
 from qmq.client.consuming.ordered.message import DecompressedBatches, OrderedMessage, OrderedMessages
-from qmq.client.consuming.ready_form import TaskHolding
 from qmq.client.consuming.session import check_limits
 from qmq.client.metadata.cache import shared
 from qmq.client.producing.producer import ignored
