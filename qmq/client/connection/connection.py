@@ -27,6 +27,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from itertools import chain, repeat
 from typing import Final, NamedTuple
 
 from qmq import limits
@@ -241,7 +242,8 @@ class Connection:
         self._pending: dict[int, _Pending] = {}
         self._heard_s = 0.0
         self._silent_since_s = self.loop.time()
-        self._next_id = 1
+        self._numbers = chain.from_iterable(repeat(range(1, 0x1_0000_0000)))
+        """The numbers of requests, which begin again after the last one."""
         self._sweeper: asyncio.TimerHandle | None = None
         self._token: TokenSource = no_token
         self._shown = ""
@@ -272,7 +274,7 @@ class Connection:
         if self._cause is not None or not stream.is_open:  # the connection may have ended since the caller checked it
             self.loop.call_soon(on_answer, self._ended_error(self._cause or "it was closed"))
             return
-        number = self._take_number()
+        number = next(self._numbers)
         size, answer = sum(map(len, buffers)), _ANSWERS[kind]
         credit = size if answer == _PRODUCED else 0
         self.produce_bytes += credit
@@ -287,7 +289,7 @@ class Connection:
     def tell(self, kind: int, payload: bytes) -> None:
         """Send a frame that has no answer, immediately: the process may end after this call."""
         if self.is_open:
-            self.stream.put(frames.frame(kind, self._take_number(), payload))
+            self.stream.put(frames.frame(kind, next(self._numbers), payload))
             self.stream.flush()
 
     async def call(self, kind: int, payload: bytes, *, timeout_s: float, deadline_ms: int = 0) -> Frame:
@@ -305,11 +307,6 @@ class Connection:
         self.request(kind, answered, payload, timeout_s=timeout_s, deadline_ms=deadline_ms)
         return await future
 
-    def _take_number(self) -> int:
-        number = self._next_id
-        self._next_id = number + 1 if number < 0xFFFF_FFFF else 1
-        return number
-
     # --- what comes in -------------------------------------------------------------------------------------------------
 
     def _on_frames(self, received: list[Frame]) -> None:
@@ -318,11 +315,22 @@ class Connection:
         try:
             for each in received:
                 found = self._pending.pop(each.request_id, None)
-                if found is not None:
-                    self.produce_bytes -= found.credit
-                    self._answer(found, each)
-                elif each.kind == _ERROR and each.request_id == 0:
-                    self._cause = wire.unpack_error(each.payload)
+                if found is None:
+                    if each.kind == _ERROR and each.request_id == 0:
+                        self._cause = wire.unpack_error(each.payload)
+                        self.stream.close()
+                    continue
+                self.produce_bytes -= found.credit
+                try:
+                    if each.kind == found.answer:
+                        found.on_answer(each)
+                    elif each.kind == _ERROR:
+                        found.on_answer(wire.unpack_error(each.payload))
+                    else:
+                        raise ProtocolViolation(f"a frame of kind {each.kind} is not an answer to the request")
+                except PeerError as violation:
+                    self._cause = self._cause or violation
+                    found.on_answer(self._ended_error(violation))
                     self.stream.close()
         finally:
             self._round.end()
@@ -332,19 +340,6 @@ class Connection:
         if found is not None:
             self.produce_bytes -= found.credit
         return found
-
-    def _answer(self, found: _Pending, answer: Frame) -> None:
-        try:
-            if answer.kind == _ERROR:
-                found.on_answer(wire.unpack_error(answer.payload))
-            elif answer.kind == found.answer:
-                found.on_answer(answer)
-            else:
-                raise ProtocolViolation(f"a frame of kind {answer.kind} is not an answer to the request")
-        except PeerError as violation:
-            self._cause = self._cause or violation
-            found.on_answer(self._ended_error(violation))
-            self.stream.close()
 
     def _violated(self, violation: ProtocolViolation) -> None:
         self._cause = violation

@@ -238,11 +238,6 @@ class OpenBatch:
             self._created = columns.create_deltas, create_time_ms
         return self.ticket
 
-    def close(self, sequence: int) -> Batch:
-        """Close the batch and number it."""
-        columns, first_ms = self.collect()
-        return Batch(columns, first_ms, self.ticket, sequence, flags=self.flags, size=self.bytes)
-
     def collect(self) -> tuple[Columns, int]:
         """(columns, create time of the first message in milliseconds since 1970)."""
         columns = Columns(self.bodies, self.keys, self.tags, self.headers, None, self.message_ids, None, self.due_times_ms)
@@ -305,18 +300,16 @@ class BatchPool:
 
     def __init__(self) -> None:
         self.waiting: deque[Batch] = deque()
-        self._decided: list[DecidedBatch] = []
+        self.decided: list[DecidedBatch] = []
+        """Not taken yet; pipes add what is stored."""
 
     def give_back(self, batch: Batch) -> None:
         """The batch is certainly not stored at its group: any pipe may send it, in the order of the numbers."""
         place = bisect_left(self.waiting, batch.sequence, key=lambda each: each.sequence)
         self.waiting.insert(place, batch)
 
-    def stored(self, group: str, batch: Batch, produced: Produced) -> None:
-        self._decided.append(DecidedBatch(batch, produced, group))
-
     def failed(self, batch: Batch, failure: QmqError) -> None:
-        self._decided.append(DecidedBatch(batch, failure))
+        self.decided.append(DecidedBatch(batch, failure))
 
     def expire(self, now: float, trouble: QmqError | None) -> None:
         """Fail the waiting batches that have timed out, with `trouble` as the reason of those that no group refused."""
@@ -332,7 +325,7 @@ class BatchPool:
 
     def take_decided(self) -> list[DecidedBatch]:
         """The batches that were decided since the last call."""
-        decided, self._decided = self._decided, []
+        decided, self.decided = self.decided, []
         return decided
 
 

@@ -17,7 +17,7 @@ from qmq.client.metadata.cache import Ordering, delayed_target, spoken
 from qmq.client.producing import delayed
 from qmq.client.producing.delayed import DelayedProducer
 from qmq.client.producing.ordered.producer import OrderedProducer
-from qmq.client.producing.producer import IdleProducers, Producer, ProducerIdentity, ProducerIds
+from qmq.client.producing.producer import DRAIN_BYTES, IdleProducers, Producer, ProducerIdentity, ProducerIds
 from qmq.client.producing.receipts import Receipt, Receipts
 from qmq.errors import DeadlineExceeded, InvalidArgument, OrderMismatch, Unavailable
 from qmq.model import check_name
@@ -103,7 +103,7 @@ class SendingClient:
         if delay is not None or at is not None or cron is not None or zone is not None:
             return await self._send_later(subject, body, key, tags, headers, delay, at, cron, zone, acks)
         producer = (acks == "quorum" and self._producers.get(subject)) or await self._shared_producer(subject, acks)
-        if producer.full:
+        if producer.waiting_bytes > DRAIN_BYTES:
             await producer.drain()
         ticket = producer.send(body, key, tags, headers)  # type: ignore[arg-type]  # an ordered one refuses a message without a key
         index = producer.place_of_last(ticket)

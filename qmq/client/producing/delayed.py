@@ -337,7 +337,7 @@ class DelayedProducer(Producer):
         """
         if type(body) is not bytes or len(body) > self._body_bytes_max:
             body = body_bytes(body, self._body_bytes_max)
-        if not self._is_awake or self._closed_bytes > BUFFER_BYTES_MAX:
+        if not self._is_awake or self.waiting_bytes > BUFFER_BYTES_MAX:
             self._wake()
         if type(due_ms) is not int or due is not None or not 0 <= due_ms <= self._latest_ms:
             due_ms = _due(due, due_ms, self._links.now_ns())

@@ -25,6 +25,7 @@ import asyncio
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Final, Generic, Protocol, TypeVar
 
 from qmq import limits
@@ -46,12 +47,22 @@ B = TypeVar("B", bound=InFlightBatch)
 
 
 class MasterConnection(Generic[B]):
-    """`target` is the locator's name for the destination; `changed` tells the owner of changes."""
+    """`target` is the locator's name for the destination. `encode` returns the encoded batch, or raises QmqError. `changed` tells the
+    owner of changes.
+    """
 
     kind: int = FrameKind.PRODUCE
     """PRODUCE, or one of the frames of other `acks`."""
 
-    def __init__(self, links: ConnectionPool, target: str, group: str, window: InFlightWindow[B], changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        links: ConnectionPool,
+        target: str,
+        group: str,
+        window: InFlightWindow[B],
+        encode: Callable[[B], tuple[bytes, ...]],
+        changed: Callable[[], None],
+    ) -> None:
         self.group = group
         self.connection: Connection | None = None
         self.is_closed = False
@@ -59,6 +70,7 @@ class MasterConnection(Generic[B]):
         self._answer_s = links.timing.answer_s
         self._target = target
         self._window = window
+        self._encode = encode
         self._tell = changed
         self._loop = asyncio.get_running_loop()
         self._master: Master | None = None
@@ -71,10 +83,6 @@ class MasterConnection(Generic[B]):
         self._reaching: asyncio.Task[None] | None = None
 
     # --- what subclasses say -------------------------------------------------------------------------------------------
-
-    def _encode(self, batch: B) -> tuple[bytes, ...]:
-        """The encoded batch. Raises QmqError."""
-        raise NotImplementedError
 
     def _stored(self, batch: B, produced: Produced, now: float) -> None:
         """Tell the window that the batch is stored."""
@@ -109,10 +117,11 @@ class MasterConnection(Generic[B]):
         elif connection.is_open and connection.stream.is_writable:
             now = self._loop.time()
             while (batch := self._window.next(now, self._room_bytes - connection.produce_bytes)) is not None:
-                self._transmit(connection, batch)
+                self.transmit(connection, batch)
         self._arm()
 
-    def _transmit(self, connection: Connection, batch: B) -> None:
+    def transmit(self, connection: Connection, batch: B) -> None:
+        """Send a batch that counts as sent in the window."""
         attempt = batch.attempts
         try:
             if batch.encoded is None:
@@ -121,13 +130,10 @@ class MasterConnection(Generic[B]):
             self._loop.call_soon(self._answered, connection, batch, attempt, failure)
             return
         left_s = min(max(batch.until - self._loop.time(), 0.1), self._answer_s)
-        connection.request(self.kind, lambda answer: self._answered(connection, batch, attempt, answer), *batch.encoded, timeout_s=left_s)
+        connection.request(self.kind, partial(self._answered, connection, batch, attempt), *batch.encoded, timeout_s=left_s)
         if not self._is_watched:
-            self._watch()
-
-    def _watch(self) -> None:
-        self._is_watched = True
-        self._links.answer_watch.expect(self._look, self._answers, self._loop)
+            self._is_watched = True
+            self._links.answer_watch.expect(self._look, self._answers, self._loop)
 
     # --- the way back --------------------------------------------------------------------------------------------------
 
@@ -169,7 +175,8 @@ class MasterConnection(Generic[B]):
             self._links.locator.refresh(self._target)
             self._tell()
         if not self._is_watched and not self.is_closed:
-            self._watch()
+            self._is_watched = True
+            self._links.answer_watch.expect(self._look, self._answers, self._loop)
 
     # --- time ----------------------------------------------------------------------------------------------------------
 
@@ -304,7 +311,7 @@ class GroupSender(MasterConnection[Batch]):
         changed: Callable[[], None],
     ) -> None:
         self.window = SenderWindow(destination.inflight_max)
-        super().__init__(links, destination.target, group, self.window, self.pump)
+        super().__init__(links, destination.target, group, self.window, destination.encode, self.pump)
         self.kind = destination.kind
         self.is_writable = True
         self._destination = destination
@@ -324,31 +331,22 @@ class GroupSender(MasterConnection[Batch]):
         connection, window = self.connection, self.window
         return (
             connection is not None
-            and not window.has_retries
+            and not (window.flight and window.has_retries)
             and window.has_room(size, self._loop.time(), self._room_bytes - connection.produce_bytes)
             and connection.is_open
             and connection.stream.is_writable
         )
-
-    def transmit(self, batch: Batch) -> None:
-        """Send a batch; there must be room."""
-        assert self.connection is not None
-        self.window.send(batch)
-        self._transmit(self.connection, batch)
 
     def pump(self) -> None:
         """Send batches to be sent again, then new ones."""
         super().pump()
         self._after_change()
 
-    def _encode(self, batch: Batch) -> tuple[bytes, ...]:
-        return self._destination.encode(batch)
-
     # --- the way back --------------------------------------------------------------------------------------------------
 
     def _stored(self, batch: Batch, produced: Produced, now: float) -> None:
         if self.window.acknowledged(batch, now):
-            self._pool.stored(self.group, batch, produced)
+            self._pool.decided.append(DecidedBatch(batch, produced, self.group))
 
     def _refused(self, connection: Connection, failure: QmqError) -> None:
         super()._refused(connection, failure)
@@ -361,7 +359,7 @@ class GroupSender(MasterConnection[Batch]):
             self._pool.give_back(batch)
 
     def _after_answer(self) -> None:
-        if self.window.has_retries:
+        if self.window.flight and self.window.has_retries:
             super().pump()
         self._after_answers()
 
@@ -407,6 +405,10 @@ class GroupSenders:
         self._destination = destination
         self._answered, self._tell = answered, changed
         self._pool = BatchPool()
+        self.waiting: Final = self._pool.waiting
+        """Batches that no pipe has taken; after a new one is added, `send` is called."""
+        self.take_decided: Final = self._pool.take_decided
+        """Returns the batches that were decided since the last call."""
         self._links = links
         self._loop = asyncio.get_running_loop()
         self._balancer = Balancer(
@@ -426,32 +428,18 @@ class GroupSenders:
 
     # --- the way out ---------------------------------------------------------------------------------------------------
 
-    def put(self, batch: Batch) -> None:
-        """Add a batch; it is sent as soon as a pipe has room."""
-        waiting = self._pool.waiting
-        if waiting:
-            waiting.append(batch)
-            self.send()
-            return
-        pipe = self._balancer.pick(batch.size)
-        if pipe is None:
-            waiting.append(batch)
-            self._wait()
-            return
-        self._balancer.charge(batch.size)
-        pipe.transmit(batch)
-
     def send(self) -> None:
-        """Send what can be sent."""
-        waiting, balancer = self._pool.waiting, self._balancer
+        """Send what waits, as far as pipes have room."""
+        waiting, balancer = self.waiting, self._balancer
         while waiting:
             pipe = balancer.pick(waiting[0].size)
-            if pipe is None:
+            if pipe is None or pipe.connection is None:  # a pipe with room has one
                 self._wait()
                 return
             batch = waiting.popleft()
             balancer.charge(batch.size)
-            pipe.transmit(batch)
+            pipe.window.send(batch)
+            pipe.transmit(pipe.connection, batch)
 
     def _changed(self) -> None:
         """A pipe changed: send what can be sent, perhaps the open batch, too."""
@@ -487,10 +475,6 @@ class GroupSenders:
     def has_groups(self) -> bool:
         """Whether the subject's broker groups are known."""
         return bool(self._balancer)
-
-    def take_decided(self) -> list[DecidedBatch]:
-        """The batches that were decided since the last call."""
-        return self._pool.take_decided()
 
     # --- which groups there are ----------------------------------------------------------------------------------------
 

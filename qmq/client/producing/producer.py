@@ -23,6 +23,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping, Sequence
 from functools import partial
+from itertools import count
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -67,7 +68,8 @@ class ProducerBase:
     def __init__(self, links: ConnectionPool, on_closed: Callable[[Self], object] = ignored) -> None:
         self._links = links
         self._loop = links.round.own_loop()
-        self._closed_bytes = 0
+        self.waiting_bytes = 0
+        """Bytes of undecided messages; only the producer changes it."""
         self._undecided = 0
         self.tickets = 0
         """Batches that were closed so far."""
@@ -83,17 +85,17 @@ class ProducerBase:
         if self._is_closed or self._links.is_closed:
             raise ClientClosed("the producer is closed: make a new one")
         self._links.round.own_loop()
-        if self._closed_bytes > BUFFER_BYTES_MAX:
-            raise BufferFull(f"{self._closed_bytes} bytes wait to be stored: `await producer.drain()` before sending more")
+        if self.waiting_bytes > BUFFER_BYTES_MAX:
+            raise BufferFull(f"{self.waiting_bytes} bytes wait to be stored: `await producer.drain()` before sending more")
 
     def _taken(self, size: int) -> None:
         """Count a new undecided ticket and its bytes."""
-        self._closed_bytes += size
+        self.waiting_bytes += size
         self._undecided += 1
         self.tickets += 1
 
     def _decided(self, ticket: Ticket, size: int, failure: QmqError | None) -> None:
-        self._closed_bytes -= size
+        self.waiting_bytes -= size
         self._undecided -= 1
         if failure is not None and not ticket.seen:
             if len(self._failed) >= FAILED_MAX:
@@ -103,17 +105,12 @@ class ProducerBase:
     @property
     def full(self) -> bool:
         """Whether the application should `await drain()`."""
-        return self._closed_bytes > DRAIN_BYTES
+        return self.waiting_bytes > DRAIN_BYTES
 
     @property
     def is_idle(self) -> bool:
         """True if every batch is decided, and no sender waits for room."""
         return not (self._undecided or self._for_room or self._has_open)
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes of undecided messages."""
-        return self._closed_bytes
 
     async def drain(self) -> None:
         """Wait until `full` is false."""
@@ -130,7 +127,7 @@ class ProducerBase:
 
     @property
     def _has_room(self) -> bool:
-        return self._closed_bytes <= DRAIN_BYTES // 2
+        return self.waiting_bytes <= DRAIN_BYTES // 2
 
     async def flush(self) -> None:
         """Wait until all messages sent so far are decided. Raises the first failure that no caller has seen through a ticket."""
@@ -150,7 +147,7 @@ class ProducerBase:
         """Batches were decided: wake those who wait for all of them, and the next senders who wait for room."""
         if not self._undecided:
             _wake(self._for_flush, len(self._for_flush))
-        if not self._is_waking:
+        if self._for_room and not self._is_waking:
             self._wake_senders()
 
     def _wake_senders(self) -> None:
@@ -174,7 +171,7 @@ class ProducerBase:
         """End now; undecided tickets fail with ClientClosed."""
         self._is_closed = True
         self._abandon_all()
-        self._closed_bytes = self._undecided = 0
+        self.waiting_bytes = self._undecided = 0
         self._wake_waiting()
         self._tell_closed()
 
@@ -225,12 +222,8 @@ class ProducerIdentity:
 
     def __init__(self) -> None:
         self.producer_id = new_producer_id()
-        self._next = 0
-
-    def next_sequence(self) -> int:
-        """Numbers from 0 on."""
-        self._next += 1
-        return self._next - 1
+        self.next_sequence: Final = count().__next__
+        """Returns numbers from 0 on."""
 
 
 class ProducerIds:
@@ -325,7 +318,7 @@ class Producer(ProducerBase):
         """
         if type(body) is not bytes or len(body) > self._body_bytes_max:
             body = body_bytes(body, self._body_bytes_max)
-        if not self._is_awake or self._closed_bytes > BUFFER_BYTES_MAX:
+        if not self._is_awake or self.waiting_bytes > BUFFER_BYTES_MAX:
             self._wake()
         batch = self._open
         bodies = batch.bodies
@@ -351,12 +344,14 @@ class Producer(ProducerBase):
 
     def _end_of_round(self) -> None:
         self._is_awake = False
-        if not self._open.bodies:
+        filled = self._open
+        if not filled.bodies:
             self._open = NONE_OPEN
-            self._pipes.send()
         elif not self._undecided or self._pipes.is_idle:
-            self._close_open()
-        else:
+            self._open = NONE_OPEN
+            self._close(filled)
+            return
+        if self._pipes.waiting:
             self._pipes.send()
 
     def send_many(
@@ -401,7 +396,7 @@ class Producer(ProducerBase):
         self._close(filled)
 
     def _close_open(self) -> None:
-        """Close the open batch, which is full, or whose round has ended."""
+        """Close the open batch, which is full, or which need not wait for the end of the round."""
         filled = self._open
         if not filled.bodies:
             return
@@ -412,11 +407,15 @@ class Producer(ProducerBase):
 
     def _close(self, filled: OpenBatch) -> None:
         """Number a batch, and send it."""
-        batch = filled.close(self._identity.next_sequence())
-        batch.until = self._loop.time() + self._timeout_s
-        self._taken(batch.size)
-        self._last_count = len(batch.columns.bodies)
-        self._pipes.put(batch)
+        columns, first_ms = filled.collect()
+        size, until = filled.bytes, self._loop.time() + self._timeout_s
+        self.waiting_bytes += size
+        self._undecided += 1
+        self.tickets += 1
+        self._last_count = len(columns.bodies)
+        sequence = self._identity.next_sequence()
+        self._pipes.waiting.append(Batch(columns, first_ms, filled.ticket, sequence, filled.flags, size=size, until=until))
+        self._pipes.send()
 
     def place_of_last(self, ticket: Ticket) -> int:
         """The place, in its batch, of the message that `send` just took; valid only right after `send`."""
@@ -433,15 +432,13 @@ class Producer(ProducerBase):
         for batch, outcome, group in self._pipes.take_decided():
             if isinstance(outcome, QmqError):
                 self._batch_failed(batch, outcome)
-            else:
-                self._batch_stored(group, batch, outcome)
-
-    def _batch_stored(self, group: str, batch: Batch, produced: Produced) -> None:
-        self._decided(batch.ticket, batch.size, None)
-        count = len(batch.columns.bodies)
-        self._counters.stored(count, batch.size, batch.attempts, self._loop.time() - batch.until + self._timeout_s)
-        self.stored_by_group[group] = self.stored_by_group.get(group, 0) + count
-        batch.ticket.resolve(self._receipt(group, batch, produced))
+                continue
+            self.waiting_bytes -= batch.size
+            self._undecided -= 1
+            messages = len(batch.columns.bodies)
+            self._counters.stored(messages, batch.size, batch.attempts, self._loop.time() - batch.until + self._timeout_s)
+            self.stored_by_group[group] = self.stored_by_group.get(group, 0) + messages
+            batch.ticket.resolve(self._receipt(group, batch, outcome))
 
     def _receipt(self, group: str, batch: Batch, produced: Produced) -> BatchReceipt:
         return BatchReceipt(
@@ -467,9 +464,10 @@ class Producer(ProducerBase):
         self._take_decided()
         if self._open.bodies:
             self._close_open()
-        else:
+        elif self._pipes.waiting:
             self._pipes.send()
-        self._wake_waiting()
+        if self._for_room or self._for_flush:
+            self._wake_waiting()
 
     def _changed(self) -> None:
         """Batches may have failed, or another group may take an open batch that waited for a stalled one."""

@@ -80,16 +80,17 @@ class DueConnection(MasterConnection[DueBatch]):
     """
 
     def __init__(self, owner: SubjectDispatcher, window: DueDestination) -> None:
-        super().__init__(owner.dispatcher.links, owner.subject, window.group, window, lambda: owner.changed(window))
+        super().__init__(owner.dispatcher.links, owner.subject, window.group, window, self._encoded, lambda: owner.changed(window))
         self._owner = owner
         self._destination = window
 
-    def _transmit(self, connection: Connection, batch: DueBatch) -> None:
+    def transmit(self, connection: Connection, batch: DueBatch) -> None:
         if batch.is_uncertain > batch.says_again:
             batch.encoded = None
-        super()._transmit(connection, batch)
+        super().transmit(connection, batch)
 
-    def _encode(self, batch: DueBatch) -> tuple[bytes, ...]:
+    def _encoded(self, batch: DueBatch) -> tuple[bytes, ...]:
+        """The encoded batch. Raises QmqError."""
         batch.says_again = batch.is_uncertain
         messages = batch.draft.messages
         try:

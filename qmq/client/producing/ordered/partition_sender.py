@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from qmq_ordering.hashing import logical_partition
@@ -51,20 +52,16 @@ class StreamConnection(MasterConnection[OrderedBatch]):
         gather: Callable[[StreamConnection], None],
         give_up: Callable[[QmqError], None],
     ) -> None:
-        super().__init__(links, subject, stream.partition.group, stream, lambda: changed(self))
+        super().__init__(links, subject, stream.partition.group, stream, partial(encode, stream), lambda: changed(self))
         self.kind = kind
         self.stream = stream
         self.load = load
-        self._encode_batch = encode
         self._gather = gather
         self._give_up = give_up
 
-    def _encode(self, batch: OrderedBatch) -> tuple[bytes, ...]:
-        return self._encode_batch(self.stream, batch)
-
-    def _transmit(self, connection: Connection, batch: OrderedBatch) -> None:
+    def transmit(self, connection: Connection, batch: OrderedBatch) -> None:
         self.load.sent(batch.count, batch.size)
-        super()._transmit(connection, batch)
+        super().transmit(connection, batch)
 
     def _answered(self, connection: Connection, batch: OrderedBatch, attempt: int, answer: Frame | QmqError) -> None:
         self.load.answered(batch.count, batch.size)

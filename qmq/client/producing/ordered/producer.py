@@ -538,7 +538,7 @@ class OrderedProducer(ProducerBase):
         """An open batch was closed."""
         self._last_count = batch.count
         self._taken(batch.size)
-        if self._closed_bytes > BUFFER_BYTES_MAX:
+        if self.waiting_bytes > BUFFER_BYTES_MAX:
             self._is_awake = False
 
     def place_of_last(self, ticket: Ticket) -> int:
