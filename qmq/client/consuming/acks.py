@@ -99,11 +99,14 @@ class ConsumerAcks(GatheredAcks):
         first, last = self.ack_first, self.ack_last
         if first <= last:
             self.ack_first, self.ack_last, self.ack_limit = 0, -1, -1
-            self.settle(first, last, Verdict.ACK)
+            self._give(first, last, Verdict.ACK)
 
     def settle(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
         """Give a verdict on pull sequences; it is sent soon, with others. A message that has a verdict keeps it."""
         self.settle_acks()
+        self._give(first, last, verdict, delay, error)
+
+    def _give(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
         last = self._last_of_ours(first, last)
         if first <= last:
             self._verdicts.collect(self._verdicts.outstanding.remove(first, last), verdict, delay, error)
@@ -120,11 +123,11 @@ class ConsumerAcks(GatheredAcks):
         first, last = part.pull, part.pull + part.count - 1
         waits_ms = BY_GROUP_MS if delay is None else retry_ms(delay)
         if delay is None or waits_ms <= limits.REQUEUE_MS_MAX:
-            self.settle(first, last, Verdict.NACK, waits_ms, error)
+            self._give(first, last, Verdict.NACK, waits_ms, error)
             return
         if 0 < self._verdicts.attempts_max <= part.attempt:
             # After the last attempt the message dies; the broker does that.
-            self.settle(first, last, Verdict.NACK, limits.REQUEUE_MS_MAX, error)
+            self._give(first, last, Verdict.NACK, limits.REQUEUE_MS_MAX, error)
             return
         last = self._last_of_ours(first, last)
         if first <= last:

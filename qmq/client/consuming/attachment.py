@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from functools import partial
 from typing import Final
 
 from qmq.client.connection.connection import Connection
@@ -90,7 +91,7 @@ class Attachment:
         """Whether this consumer still holds its messages, as far as it knows. If the last answered heartbeat is older than the lease (this
         process was stopped, or cut off), other consumers may have them: the answer to the next ATTACH says so.
         """
-        if self._sessions.is_sure:
+        if self._loop.time() <= self._sessions.sure_until_s:
             return True
         self._sessions.detach()
         return False
@@ -131,21 +132,19 @@ class Attachment:
     @property
     def can_pull(self) -> bool:
         """Whether a pull may begin."""
-        return self.asked == 0 and self.session is not None and self.failure is None and not self._is_closed
+        return self.asked == 0 and self._sessions.session is not None and self.failure is None and not self._is_closed
 
     def pull(self, messages: int, size: int, wait_ms: int) -> None:
         """Pull up to `messages` messages and about `size` bytes (the last batch may exceed the limit). `can_pull` must be true."""
-        session = self.session
+        session = self._sessions.session
         assert session is not None
         self.asked, self.asked_bytes = messages, size
         kept = self._batches.kept if self._knows_kept else -1
         request = wire.pack_pull(wire.Pull(session.number, messages, size, wait_ms, kept))
-        session.connection.request(
-            FrameKind.PULL, lambda answer: self._pulled(session, answer), request, timeout_s=wait_ms / 1000 + ANSWER_S
-        )
+        session.connection.request(FrameKind.PULL, partial(self._pulled, session), request, timeout_s=wait_ms / 1000 + ANSWER_S)
 
     def _pulled(self, session: ConsumerSession, answer: Frame | QmqError) -> None:
-        if session is not self.session:
+        if session is not self._sessions.session:
             return
         asked, self.asked, self.asked_bytes = self.asked, 0, 0
         try:
@@ -331,7 +330,7 @@ class Attachment:
             left.set_result(False)
         else:
             payload = wire.pack_detach(session.number, self._received)
-            session.connection.request(FrameKind.DETACH, lambda answer: _heard(left, answer), payload, timeout_s=ANSWER_S)
+            session.connection.request(FrameKind.DETACH, partial(_heard, left), payload, timeout_s=ANSWER_S)
         return left
 
 

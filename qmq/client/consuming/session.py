@@ -388,11 +388,6 @@ class SessionLoop(Generic[GrantedT]):
         self.sure_until_s = sent_s + self._lease_ms / 1000
         self._user.heard()
 
-    @property
-    def is_sure(self) -> bool:
-        """Whether the lease cannot have ended at the broker yet."""
-        return self._loop.time() <= self.sure_until_s
-
     def doubt(self) -> None:
         """Treat the lease as ended."""
         self.sure_until_s = -math.inf

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from qmq import limits
 from qmq.client import payloads
@@ -41,6 +42,13 @@ def _body_limit(body_bytes_max: int) -> int:
     if not 0 < body_bytes_max <= limits.LONG_BODY_BYTES_MAX:
         raise InvalidArgument(f"body_bytes_max is 1 byte to 15 MiB, not {body_bytes_max}: as much as a subject can take")
     return body_bytes_max
+
+
+class _When(NamedTuple):
+    """When a message is delivered. `due_ms`, in milliseconds since 1970: at the earliest; `recurrence` is (cron, time zone)."""
+
+    due_ms: int
+    recurrence: tuple[str, str] | None
 
 
 class SendingClient:
@@ -101,7 +109,8 @@ class SendingClient:
         if not isinstance(body, bytes):
             body = payloads.encode(body)
         if delay is not None or at is not None or cron is not None or zone is not None:
-            return await self._send_later(subject, body, key, tags, headers, delay, at, cron, zone, acks)
+            when = self._when(delay, at, cron, zone)
+            return await self._send_later(subject, body, key, tags, headers, when, acks)
         producer = (acks == "quorum" and self._producers.get(subject)) or await self._shared_producer(subject, acks)
         if producer.waiting_bytes > DRAIN_BYTES:
             await producer.drain()
@@ -141,27 +150,28 @@ class SendingClient:
         key: str | bytes | None,
         tags: Iterable[str] | None,
         headers: Mapping[str, str | bytes] | None,
-        delay: timedelta | None,
-        at: datetime | None,
-        cron: str | None,
-        zone: str | None,
+        when: _When,
         acks: str,
     ) -> Receipt:
+        producer = await self._ready_delayed_producer(subject, acks)
+        due_ms, recurrence = when
+        if recurrence is None:
+            ticket = producer.send(body, key, tags, headers, due_ms=due_ms)
+            index = producer.place_of_last(ticket)
+        else:
+            cron, zone = recurrence
+            ticket, index = producer.send_recurring(body, cron, zone, start_ms=due_ms, key=key, tags=tags, headers=headers), 0
+        return (await ticket).receipt(index)
+
+    def _when(self, delay: timedelta | None, at: datetime | None, cron: str | None, zone: str | None) -> _When:
+        """Raises InvalidArgument, DelayTooLong."""
         now_ns = self._now_ns()
         if cron is None and zone is not None:
             raise InvalidArgument("zone is the time zone of `cron`; a datetime given as `at` has its own")
         if cron is not None and delay is not None:
             raise InvalidArgument("a recurring message has no delay: its times are those of `cron`, from `at` on if that is given")
-        if cron is not None:
-            cron, zone = delayed.check_recurrence(cron, zone)
-        due_ms = ms_of(now_ns) if delay is None and at is None else delayed.due_of(delay, at, now_ns)
-        producer = await self._ready_delayed_producer(subject, acks)
-        if cron is None or zone is None:
-            ticket = producer.send(body, key, tags, headers, due_ms=due_ms)
-            index = producer.place_of_last(ticket)
-        else:
-            ticket, index = producer.send_recurring(body, cron, zone, start_ms=due_ms, key=key, tags=tags, headers=headers), 0
-        return (await ticket).receipt(index)
+        recurrence = None if cron is None else delayed.check_recurrence(cron, zone)
+        return _When(ms_of(now_ns) if delay is None and at is None else delayed.due_of(delay, at, now_ns), recurrence)
 
     async def _ready_delayed_producer(self, subject: str, acks: str = "quorum") -> DelayedProducer:
         """The shared delayed producer of a subject, with room in its buffer."""

@@ -15,8 +15,8 @@ class Stream:
 
 def test_the_pull_of_a_single_lane_is_written_at_once() -> None:
     stream, writes = Stream(), PullWrites(lambda: 1)
-    writes.add(stream)
-    writes.add(stream)
+    writes.add(stream.flush)
+    writes.add(stream.flush)
     assert stream.writes == 2
 
 
@@ -24,10 +24,10 @@ def test_the_pulls_of_half_of_the_lanes_are_one_write_for_each_connection() -> N
     first, second = Stream(), Stream()
     writes = PullWrites(lambda: 8)
     for stream in (first, first, second):
-        writes.add(stream)
+        writes.add(stream.flush)
     assert (first.writes, second.writes) == (0, 0)
-    writes.add(first)
+    writes.add(first.flush)
     assert (first.writes, second.writes) == (1, 1)
     for _ in range(4):
-        writes.add(second)
+        writes.add(second.flush)
     assert (first.writes, second.writes) == (1, 2)

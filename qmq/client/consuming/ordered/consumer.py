@@ -42,7 +42,7 @@ from qmq.client.consuming import TaskHolding
 from qmq.client.consuming.consumer import Consumer, default_name
 from qmq.client.consuming.message import Message
 from qmq.client.consuming.ordered.lane import ATTEMPTS_MAX, FailurePolicy
-from qmq.client.consuming.ordered.lane_reader import LaneInbox, LaneReader, LaneTerms, PullWrites, SettleClock
+from qmq.client.consuming.ordered.lane_reader import LaneCalls, LaneInbox, LaneReader, LaneTerms, PullWrites, SettleClock
 from qmq.client.consuming.ordered.membership import LaneMembership, Member, Sync
 from qmq.client.consuming.ordered.message import DecompressedBatches, OrderedMessage, OrderedMessages
 from qmq.client.consuming.session import check_limits
@@ -108,6 +108,7 @@ class OrderedConsumer:
         self._inbox = LaneInbox(self.name)
         self._settle_clock = SettleClock(self._loop)
         self._pull_writes = PullWrites(lambda: len(self._readers))
+        self._lane_calls = LaneCalls(self._room, lambda: self.is_paused, self._finished, self._failed)
         self._decompressed = DecompressedBatches(prefetch_bytes)
         self._by_key, self._in_bulk = self._inbox.by_key, self._inbox.in_bulk
         self._readers: list[LaneReader] = []
@@ -427,18 +428,7 @@ class OrderedConsumer:
             self._inbox.notify_all()
 
     def _reader(self, lane: Lane) -> LaneReader:
-        return LaneReader(
-            self._links,
-            self._inbox,
-            self._terms,
-            lane,
-            self._settle_clock,
-            self._pull_writes,
-            room=self._room,
-            is_paused=lambda: self.is_paused,
-            finished=self._finished,
-            failed=self._failed,
-        )
+        return LaneReader(self._links, self._inbox, self._terms, lane, self._settle_clock, self._pull_writes, self._lane_calls)
 
     def _start_readers(self) -> None:
         """Start the readers of new lanes. A reader waits while this consumer still holds a part of the range under another lane."""

@@ -31,7 +31,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from qmq_ordering.lanes import Lane
 from qmq_ordering.routes import LpRange
@@ -407,32 +407,26 @@ def _set_result(waiting: asyncio.Future[bool], is_changed: bool) -> bool:
     return True
 
 
-class Writes(Protocol):
-    """A connection's bytes that are not written yet."""
-
-    def flush(self) -> None: ...
-
-
 class PullWrites:
     """Shared by all lanes of a consumer; `lanes` says how many there are. What is left is written at the end of the round."""
 
     def __init__(self, lanes: Callable[[], int]) -> None:
         self._lanes = lanes
         self._pulls = 0
-        self._streams: dict[Writes, None] = {}
+        self._flushes: dict[Callable[[], None], None] = {}
 
-    def add(self, stream: Writes) -> None:
-        """A lane pulls because its messages were handled. When half of the lanes do, write.
+    def add(self, flush: Callable[[], None]) -> None:
+        """A lane pulls because its messages were handled; `flush` writes its connection's bytes. When half of the lanes pull, write.
 
         Not at the end of this round of the event loop: a loop that finds messages ready does not let it go round, and the broker is to work
         meanwhile. While the other half is here, there is no hurry.
         """
         self._pulls += 1
-        self._streams[stream] = None
+        self._flushes[flush] = None
         if self._pulls * 2 >= self._lanes():
-            streams, self._streams, self._pulls = self._streams, {}, 0
-            for each in streams:
-                each.flush()
+            flushes, self._flushes, self._pulls = self._flushes, {}, 0
+            for each in flushes:
+                each()
 
 
 WAIT_MS: Final = 20_000
@@ -452,6 +446,19 @@ class LaneTerms:
     policy: FailurePolicy
 
 
+@dataclass(frozen=True, slots=True)
+class LaneCalls:
+    """What a reader tells its consumer, and asks it."""
+
+    room: Callable[[], tuple[int, int]]
+    """How many unfinished messages and bytes the lane may have."""
+    is_paused: Callable[[], bool]
+    finished: Callable[[Lane], None]
+    """The whole lane is done and committed, to its end."""
+    failed: Callable[[QmqError], None]
+    """The lane cannot continue."""
+
+
 class LaneReader:
     """`core` has the state of the lane; while `failure` is set, the reader pulls nothing."""
 
@@ -463,15 +470,9 @@ class LaneReader:
         lane: Lane,
         settle_clock: SettleClock,
         pull_writes: PullWrites,
-        *,
-        room: Callable[[], tuple[int, int]],
-        is_paused: Callable[[], bool],
-        finished: Callable[[Lane], None],
-        failed: Callable[[QmqError], None],
+        calls: LaneCalls,
     ) -> None:
-        """`inbox` gets the messages. `room`: how many unfinished messages and bytes the lane may have. `finished` is called when the whole
-        lane is done and committed, to its end; `failed` when the lane cannot continue.
-        """
+        """`inbox` gets the messages."""
         self.lane = lane
         self.subject = terms.subject
         self.broker_group = lane.group
@@ -492,8 +493,7 @@ class LaneReader:
         )
         self._inbox, self._terms = inbox, terms
         self._pull_writes = pull_writes
-        self._room, self._is_paused = room, is_paused
-        self._finished, self._failed = finished, failed
+        self._calls = calls
         self._counters = links.counters.taking(terms.subject, terms.group)
         self._loop = asyncio.get_running_loop()
         self._token = 0
@@ -518,7 +518,7 @@ class LaneReader:
 
     def is_sure(self) -> bool:
         """Whether the lease cannot have ended at the broker yet."""
-        return self._loop.time() <= self._sessions.sure_until_s  # asked for each message: `SessionLoop.is_sure` without another call
+        return self._loop.time() <= self._sessions.sure_until_s
 
     # --- messages in ---------------------------------------------------------------------------------------------------
 
@@ -527,9 +527,9 @@ class LaneReader:
         session, core = self.session, self.core
         if self.is_pulling or session is None or self._is_leaving or core.is_end or self.failure is not None:
             return
-        room, room_bytes = self._room()
+        room, room_bytes = self._calls.room()
         self._pulls_at = room // 2
-        if core.open * 2 > room or core.open_bytes * 2 > room_bytes or self._is_paused():
+        if core.open * 2 > room or core.open_bytes * 2 > room_bytes or self._calls.is_paused():
             return
         self.is_pulling = True
         messages = max(min(room - core.open, limits.PULL_MESSAGES_MAX), 1)
@@ -537,7 +537,7 @@ class LaneReader:
         pull = wire.LanePull(session.number, self._token, core.position, messages, size, WAIT_MS)
         session.connection.request(
             FrameKind.LANE_PULL,
-            lambda answer: self._pulled(session, answer),
+            partial(self._pulled, session),
             wire.pack_lane_pull(pull),
             timeout_s=WAIT_MS / 1000 + ANSWER_S,
         )
@@ -587,7 +587,7 @@ class LaneReader:
 
     def _fail(self, failure: QmqError) -> None:
         self.failure = failure
-        self._failed(failure)
+        self._calls.failed(failure)
 
     # --- messages over -------------------------------------------------------------------------------------------------
 
@@ -607,7 +607,7 @@ class LaneReader:
             self.pull_more()
             session = self.session
             if self.is_pulling and session is not None:
-                self._pull_writes.add(session.connection.stream)
+                self._pull_writes.add(session.connection.stream.flush)
         if self._is_leaving:
             self._bell.set()
 
@@ -634,7 +634,7 @@ class LaneReader:
         self._bell.set()
         if self.core.is_finished and not self._is_told_finished:
             self._is_told_finished = True
-            self._finished(self.lane)
+            self._calls.finished(self.lane)
 
     # --- staying attached ----------------------------------------------------------------------------------------------
 

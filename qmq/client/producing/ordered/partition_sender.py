@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -32,32 +33,28 @@ Encode = Callable[[Stream, OrderedBatch], tuple[bytes, bytes]]
 """Returns the encoded batch. Raises QmqError."""
 
 
+@dataclass(frozen=True, slots=True)
+class StreamCalls:
+    """What a stream's connection tells its producer, and asks it."""
+
+    encode: Encode
+    changed: Callable[[StreamConnection], None]
+    """Batches were decided, or the stream's state changed: do what is needed, and `pump`."""
+    gather: Callable[[StreamConnection], None]
+    """A batch timed out: add the open batch, which must fail with it, behind it."""
+    give_up: Callable[[QmqError], None]
+    """Nothing can be sent: the subject is deleted, or the client is closed."""
+
+
 class StreamConnection(MasterConnection[OrderedBatch]):
-    """`kind` is PRODUCE, or one of the frames of other `acks`.
+    """`kind` is PRODUCE, or one of the frames of other `acks`."""
 
-    changed    batches were decided, or the stream's state changed: do what is needed, and `pump`
-    gather     a batch timed out: add the open batch, which must fail with it, behind it
-    give_up    nothing can be sent: the subject is deleted, or the client is closed
-    """
-
-    def __init__(
-        self,
-        links: ConnectionPool,
-        subject: str,
-        kind: int,
-        stream: Stream,
-        load: GroupLoad,
-        encode: Encode,
-        changed: Callable[[StreamConnection], None],
-        gather: Callable[[StreamConnection], None],
-        give_up: Callable[[QmqError], None],
-    ) -> None:
-        super().__init__(links, subject, stream.partition.group, stream, partial(encode, stream), lambda: changed(self))
+    def __init__(self, links: ConnectionPool, subject: str, kind: int, stream: Stream, load: GroupLoad, calls: StreamCalls) -> None:
+        super().__init__(links, subject, stream.partition.group, stream, partial(calls.encode, stream), partial(calls.changed, self))
         self.kind = kind
         self.stream = stream
         self.load = load
-        self._gather = gather
-        self._give_up = give_up
+        self._calls = calls
 
     def transmit(self, connection: Connection, batch: OrderedBatch) -> None:
         self.load.sent(batch.count, batch.size)
@@ -72,7 +69,7 @@ class StreamConnection(MasterConnection[OrderedBatch]):
 
     def _tick(self, now: float) -> None:
         if self.stream.is_late(now):
-            self._gather(self)
+            self._calls.gather(self)
         super()._tick(now)
 
     @property
@@ -81,7 +78,7 @@ class StreamConnection(MasterConnection[OrderedBatch]):
         return not self.is_closed and not stream.is_settled and bool(stream.flight or (stream.waiting and not stream.is_left))
 
     async def _gives_up(self, failure: QmqError, failures: int) -> bool:
-        self._give_up(failure)
+        self._calls.give_up(failure)
         self._loop.call_soon(self._changed)
         return True
 

@@ -35,7 +35,7 @@ from qmq.client.connection.pool import ConnectionPool
 from qmq.client.consuming.ordered.membership import GroupLoad
 from qmq.client.metadata.cache import Ordering
 from qmq.client.producing.batch import body_bytes, check_length, columns_of, cut, size_of
-from qmq.client.producing.ordered.partition_sender import BatchBuilder, Encode, Key, OpenBatches, StreamConnection, bad_key
+from qmq.client.producing.ordered.partition_sender import BatchBuilder, Encode, Key, OpenBatches, StreamCalls, StreamConnection, bad_key
 from qmq.client.producing.ordered.stream import OrderedBatch, Stream, StreamPartitioner, choose, pick
 from qmq.client.producing.producer import BATCH_BYTES, BATCH_MESSAGES, BUFFER_BYTES_MAX, ProducerBase, frame_kind, ignored
 from qmq.client.producing.receipts import BatchReceipt, SpreadTickets, Ticket, TicketChunk, Tickets
@@ -81,7 +81,7 @@ class Streams:
         self._load_light = load_light
         self._loads: dict[str, GroupLoad] = {}
         """What is unanswered, by broker group."""
-        self._encode = encode
+        self._calls = StreamCalls(encode, self._changed, self._gather, self._give_up)
         self._stored, self._failed, self._answered = stored, failed, answered
         self._loop = asyncio.get_running_loop()
         self._order = Order.NONE
@@ -129,7 +129,7 @@ class Streams:
     # --- what changes --------------------------------------------------------------------------------------------------
 
     def _changed(self, connection: StreamConnection) -> None:
-        """See `StreamConnection`."""
+        """See `StreamCalls`."""
         stream = connection.stream
         self._take_decided(stream)
         if stream.is_settled:
@@ -233,17 +233,7 @@ class Streams:
 
     def _make(self, part: PhysicalPartition) -> Stream:
         stream = Stream(part, self._new_id, unknown=self._unknown, ask_s=self._links.timing.fenced_s)
-        connection = StreamConnection(
-            self._links,
-            self._subject,
-            self._kind,
-            stream,
-            self._load_of(part.group),
-            self._encode,
-            self._changed,
-            self._gather,
-            self._give_up,
-        )
+        connection = StreamConnection(self._links, self._subject, self._kind, stream, self._load_of(part.group), self._calls)
         self._connections[part.number] = connection
         connection.reach(ahead=True)
         return stream
@@ -303,7 +293,7 @@ class Streams:
             self._unrouted.put(batch)
 
     def _give_up(self, failure: QmqError) -> None:
-        """See `StreamConnection`."""
+        """See `StreamCalls`."""
         self._drop(lambda batch: final(failure, batch))
 
     def _drop(self, failure_of: Callable[[OrderedBatch], QmqError]) -> None:
