@@ -314,7 +314,6 @@ class GroupSender(MasterConnection[Batch]):
         super().__init__(links, destination.target, group, self.window, destination.encode, self.pump)
         self.kind = destination.kind
         self.is_writable = True
-        self._destination = destination
         self._pool = pool
         self._after_answers = answered
         self._after_change = changed
