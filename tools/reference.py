@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))  # before
 import ordersim.bugs
 import sim.bugs
 from damage.cells import ENDS, MEANINGS, cells
-from qmq_coordination import access_records, broker_groups, cluster_identity, delivery_settings, ordered_records, subjects
+from qmq_coordination import access_records, broker_groups, ordered_records, subjects
 from qmq_coordination.broker_groups import DelaySettings
 from rocketmq_fields import FIELDS
 from specs import ordering_traces, replication_traces, test_ordering_traces, test_traces
@@ -32,7 +32,7 @@ from specs.mistakes import ORDERING_MISTAKES, REPLICATION_MISTAKES
 from typer.main import get_command
 
 import qmq
-from qmq.backup import cluster_items
+from qmq.backup import manifest
 from qmq.broker.config import BrokerConfig
 from qmq.cli.app import app
 from qmq.cli.broker import BrokerOptions
@@ -76,7 +76,7 @@ ROLES = {
 }
 CONFIGURATION = (LogConfig, BrokerConfig, MetaConfig, DelayConfig, DelaySettings, SubjectConfig, GroupSettings)
 DATABASES = {"sqlite": "SQLite", "postgresql": "PostgreSQL", "mysql": "MySQL and MariaDB"}
-MODULES_WITH_KEYS = (broker_groups, ordered_records, subjects, delivery_settings, access_records, cluster_identity, cluster_items)
+MODULES_WITH_KEYS = (broker_groups, ordered_records, subjects, access_records, manifest)
 KEY = re.compile(r"^    (/qmq/\S+)    (.+)\n        removed by (.+)$", re.MULTILINE)
 
 

@@ -1,6 +1,5 @@
 """Coordination: small state on which all processes must agree, behind one interface with etcd's semantics.
 
 `coordination_store` is the interface, `embedded` the implementation for one node, on SQLite, `etcd` the one for clusters. `view` keeps all
-keys in memory. The other modules define records: `subjects`, `broker_groups`, `ordered_records`, `delivery_settings`, `access_records`,
-`cluster_identity`; `unknown_outcomes` finds what became of a transaction whose answer was lost.
+keys in memory. The other modules define records: `subjects`, `broker_groups`, `ordered_records`, `access_records`.
 """

@@ -27,8 +27,8 @@ from typing import Any, Final
 
 from qmq.errors import InvalidArgument, QmqError
 from qmq.model import check_name
+from qmq.security.access import AccessState
 from qmq.security.access_rules import AccessMode, AccessRule, Operation, ResourceKind
-from qmq.security.access_state import AccessState
 from qmq.security.principal import Principal
 from qmq.security.quotas import Quota
 from qmq.security.tokens import TokenRecord

@@ -23,6 +23,13 @@ Every change of members and every new epoch is a transaction that compares the e
 other keys, and those of the caller, are kept alive under one lease: a node of one process is always the master, so it adds the group's
 master key. While the store cannot be reached, the keys stay until their lease ends. The registration writes them again when the store is
 back, and after this process was suspended for longer than its lease.
+
+The cluster has an identity, which the first server writes and which never changes. A restored cluster has its own, because backups leave
+out `/qmq/meta/`. Each replica keeps it in its folder: it does not register in another cluster's store, and `qmq backup rebuild` gives a new
+store the identity that clients know.
+
+    /qmq/meta/cluster    the identity of the cluster, a random number; written once by the first server, and in no backup
+        removed by nobody
 """
 
 from __future__ import annotations
@@ -32,6 +39,7 @@ import contextlib
 import json
 import logging
 import random
+import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
@@ -39,7 +47,7 @@ from hashlib import blake2b
 from typing import Any, Final, TypeVar
 
 from qmq.errors import CoordinationError, DiskFull, LeaseNotFound
-from qmq_coordination.coordination_store import NO_LEASE, CoordinationStore, KeyListing, KeyValue, Put
+from qmq_coordination.coordination_store import NO_LEASE, CoordinationStore, KeyListing, KeyValue, Put, absent
 
 GROUPS: Final = "/qmq/groups/"
 REPLICAS: Final = "/qmq/replicas/"
@@ -297,3 +305,13 @@ class Registration:
             return
         with contextlib.suppress(CoordinationError, DiskFull):
             await self._store.revoke(self._lease)
+
+
+CLUSTER: Final = "/qmq/meta/cluster"
+
+
+async def ensure_cluster(store: CoordinationStore, known: str = "") -> str:
+    """Write the identity, `known` or a new one, if there is none. Returns it. Raises CoordinationError."""
+    await store.txn([absent(CLUSTER)], [Put(CLUSTER, (known or secrets.token_hex(8)).encode())])
+    found = await store.get(CLUSTER)
+    return "" if found is None else found.value.decode()

@@ -28,15 +28,13 @@ from qmq_ordering.lanes import Assignment
 
 from qmq.errors import Compacted, CoordinationError, CoordinationUnavailable, QmqError
 from qmq.model import Order, SubjectConfig
-from qmq.security.access_state import AccessState
+from qmq.security.access import AccessState
 from qmq_coordination.access_records import ACCESS, read_access
-from qmq_coordination.broker_groups import GROUPS, PRESENCE, REPLICAS, BrokerGroupState, ReplicaRecord
-from qmq_coordination.cluster_identity import CLUSTER
+from qmq_coordination.broker_groups import CLUSTER, GROUPS, PRESENCE, REPLICAS, BrokerGroupState, ReplicaRecord
 from qmq_coordination.coordination_store import CoordinationStore, KeyListing, KeyValue, WatchedChanges
-from qmq_coordination.delivery_settings import PAUSES, SETTINGS, DeliverySettings
 from qmq_coordination.ordered_records import ASSIGNMENTS, FENCES, MEMBERS, ROUTES, Fence, MemberRecord, OrderedState
+from qmq_coordination.subjects import PAUSES, SETTINGS, DeliverySettings, decode_subject, is_deleting
 from qmq_coordination.subjects import PREFIX as SUBJECTS
-from qmq_coordination.subjects import decode_subject, is_deleting
 
 log = logging.getLogger("qmq.coordination")
 

@@ -1,18 +1,33 @@
-"""The phases of a change, as one table. The code follows the table, and docs/ORDERING.md shows it. Pure.
+"""Changes of routes: the phases of a change as one table, and the routes that result. Pure. docs/ORDERING.md shows the table.
 
 A change is a record in the coordination store, and any metaserver continues a record that another one left unfinished. For each step the
 table therefore lists the metaserver's compares and puts, and the state after a crash before or after the step. `step` returns the changed
 record; its caller compares and puts. A step that the table does not have is a bug in the program, so `step` asserts.
+
+Routes are made from routes: the first one, split, merge and move, and the application of a change to its route. A
+change is computed for one route and names the version that follows; `next_route` applies the change to that route only. New partitions get
+their numbers from `route.next_number` on, and no number is used twice. The range and the broker group of a partition with a given number
+therefore never change.
+
+Worked example, N = 1,000:
+
+    first_route(1000, 2, ["a", "b"])           version 1:  1 [0, 500) a    2 [500, 1000) b
+    split(route, 2, [600], groups=["b", "c"])  version 2:  1 [0, 500) a    3 [500, 600) b   4 [600, 1000) c
+    merge(route, [3, 1])                       version 3:  5 [0, 600) a    4 [600, 1000) c
+    move(route, 4, "a")                        version 4:  5 [0, 600) a    6 [600, 1000) a
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from typing import Final, NamedTuple
+from itertools import pairwise
+from typing import Final, NamedTuple, TypeAlias
 
-from qmq_ordering.routes import FENCED, Change, Phase
+from qmq.errors import InvalidArgument, RouteConflict, UnknownPartition
+from qmq.model import check_name
+from qmq_ordering.routes import FENCED, Change, ChangeKind, LpRange, Phase, PhysicalPartition, Route, cut_by_load, even_cuts, ranges_between
 
 
 class PhaseEvent(Enum):
@@ -136,3 +151,130 @@ def mermaid() -> str:
 def document() -> str:
     """The diagram and the table, which docs/ORDERING.md has between its marks."""
     return f"```mermaid\n{mermaid()}\n```\n\n{table()}"
+
+
+__all__ = ["cut_by_load", "first_route", "merge", "move", "next_route", "split"]
+
+_Parts: TypeAlias = tuple[PhysicalPartition, ...]
+
+
+def first_route(logical_partitions: int, partitions: int, groups: Sequence[str]) -> Route:
+    """Version 1: even ranges, numbered from 1, dealt to the broker groups in turn.
+
+    Raises InvalidArgument if there are fewer than one partition, more than logical ones, or no broker group.
+    """
+    if not 1 <= partitions <= logical_partitions:
+        raise InvalidArgument(
+            f"{logical_partitions} logical partitions can be divided among 1 to {logical_partitions} partitions, not {partitions}"
+        )
+    if not groups:
+        raise InvalidArgument("a route needs at least one broker group: name one")
+    whole = LpRange(0, logical_partitions)
+    ranges = ranges_between(whole, even_cuts(whole, partitions))
+    return Route(1, logical_partitions, partitions + 1, _numbered(1, ranges, [groups[i % len(groups)] for i in range(partitions)]))
+
+
+def split(route: Route, number: int, at: Sequence[int], *, change_id: str, groups: Sequence[str] = (), reason: str = "") -> Change:
+    """Cut a partition at one or more logical partitions: each of `at` is the first of a new part.
+
+    `at` ascends strictly inside the partition's range; `groups` names a broker group for each part, or is empty: all stay.
+    Raises UnknownPartition, InvalidArgument.
+    """
+    source = _source(route, number)
+    inside = [source.range.first, *at, source.range.end]
+    if not at:
+        raise InvalidArgument(
+            f"say where to cut partition {number} {source.range}; to replace the whole partition, move it to its own group"
+        )
+    if any(a >= b for a, b in pairwise(inside)):
+        raise InvalidArgument(f"partition {number} holds {source.range}: cut points ascend and lie strictly inside, not {list(at)}")
+    if groups and len(groups) != len(at) + 1:
+        raise InvalidArgument(f"{len(at)} cuts make {len(at) + 1} parts: name a broker group for each, or none, not {len(groups)}")
+    targets = _numbered(route.next_number, ranges_between(source.range, at), groups or [source.group] * (len(at) + 1))
+    return _change(route, ChangeKind.SPLIT, (source,), targets, change_id, reason)
+
+
+def merge(route: Route, numbers: Sequence[int], *, change_id: str, group: str = "", reason: str = "") -> Change:
+    """Merge two or more adjacent partitions, in any order, into one on broker group `group` (default: the group of the lowest range).
+
+    Raises UnknownPartition, InvalidArgument.
+    """
+    if len(set(numbers)) < max(2, len(numbers)):
+        raise InvalidArgument(f"name two or more different partitions to merge, not {list(numbers)}")
+    sources = tuple(sorted((_source(route, number) for number in numbers), key=lambda part: part.range))
+    for left, right in pairwise(sources):
+        if left.range.end != right.range.first:
+            raise InvalidArgument(
+                f"partitions {left.number} {left.range} and {right.number} {right.range} are not adjacent: "
+                "name the partitions between them too"
+            )
+    lps = LpRange(sources[0].range.first, sources[-1].range.end)
+    targets = _numbered(route.next_number, [lps], [group or sources[0].group])
+    return _change(route, ChangeKind.MERGE, sources, targets, change_id, reason)
+
+
+def move(route: Route, number: int, group: str, *, change_id: str, reason: str = "") -> Change:
+    """Close a partition and open a new one for the same range on a broker group.
+
+    The group may be the partition's present one: this replaces a queue that has a fence or damage, or whose log retention should delete as
+    a whole. Raises UnknownPartition, InvalidName.
+    """
+    source = _source(route, number)
+    return _change(route, ChangeKind.MOVE, (source,), _numbered(route.next_number, [source.range], [group]), change_id, reason)
+
+
+def next_route(route: Route, change: Change) -> Route:
+    """The route that a change leads to.
+
+    Raises RouteConflict if the change was made for another route: another version, sources that do not exist, targets that do not cover
+    exactly the ranges of the sources, or a number that was used before.
+    """
+    if change.to_version != route.version + 1:
+        raise _conflict(change, f"leads to version {change.to_version}, and version {route.version} is the latest")
+    sources = [part for part in route.partitions if part.number in change.sources]
+    if len(sources) < max(1, len(change.sources)):
+        raise _conflict(change, f"closes {list(change.sources)}, and version {route.version} has only {[part.number for part in sources]}")
+    targets = sorted(change.targets, key=lambda part: part.range)
+    closed, opened = _span(sources), _span(targets)
+    if closed is None or closed != opened:
+        raise _conflict(change, f"closes {_ranges(sources)} and opens {_ranges(targets)}: they must be the same, in one piece")
+    numbers = {part.number for part in targets}
+    if len(numbers) < len(targets) or min(numbers) < route.next_number:
+        raise _conflict(change, f"opens {sorted(part.number for part in targets)}, and new numbers begin at {route.next_number}")
+    kept = [part for part in route.partitions if part.number not in change.sources]
+    partitions = tuple(sorted([*kept, *targets], key=lambda part: part.range))
+    return Route(change.to_version, route.logical_partitions, max(numbers) + 1, partitions)
+
+
+def _source(route: Route, number: int) -> PhysicalPartition:
+    found = route.partition(number)
+    if found is not None:
+        return found
+    here = [part.number for part in route.partitions]
+    fate = "was closed by an earlier change" if 0 < number < route.next_number else "was never there"
+    raise UnknownPartition(f"partition {number} {fate}: version {route.version} of the route has {here}")
+
+
+def _numbered(first: int, ranges: Iterable[LpRange], groups: Sequence[str]) -> tuple[PhysicalPartition, ...]:
+    pairs = zip(ranges, groups, strict=True)
+    return tuple(PhysicalPartition(first + i, lps, check_name("broker group", group)) for i, (lps, group) in enumerate(pairs))
+
+
+def _change(route: Route, kind: ChangeKind, sources: _Parts, targets: _Parts, change_id: str, reason: str) -> Change:
+    if not change_id:
+        raise InvalidArgument("a change needs an id that is unique for ever")
+    return Change(change_id, kind, route.version + 1, tuple(part.number for part in sources), targets, reason=reason)
+
+
+def _span(parts: Sequence[PhysicalPartition]) -> LpRange | None:
+    """The union of the ranges of partitions, sorted by range; None if it has gaps, or is empty."""
+    is_whole = bool(parts) and all(a.range.end == b.range.first for a, b in pairwise(parts)) and all(p.range.width > 0 for p in parts)
+    return LpRange(parts[0].range.first, parts[-1].range.end) if is_whole else None
+
+
+def _ranges(parts: Sequence[PhysicalPartition]) -> str:
+    return " ".join(str(part.range) for part in parts) or "nothing"
+
+
+def _conflict(change: Change, why: str) -> RouteConflict:
+    return RouteConflict(f"change {change.id} {why}; read the latest route and plan the change again")

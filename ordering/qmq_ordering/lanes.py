@@ -53,8 +53,7 @@ from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 from qmq.errors import InvalidArgument, RouteChanged
-from qmq_ordering.range_cuts import even_cuts, ranges_between
-from qmq_ordering.routes import LpRange, PhysicalPartition, Route
+from qmq_ordering.routes import LpRange, PhysicalPartition, Route, even_cuts, ranges_between
 
 
 class Gate(Enum):

@@ -28,9 +28,8 @@ from math import isfinite
 from typing import NamedTuple
 
 from qmq.errors import InvalidArgument
-from qmq_ordering.algebra import merge, split
-from qmq_ordering.range_cuts import cut_by_load, ranges_between
-from qmq_ordering.routes import Change, PhysicalPartition, Route
+from qmq_ordering.changes import merge, split
+from qmq_ordering.routes import Change, PhysicalPartition, Route, cut_by_load, ranges_between
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +120,7 @@ __all__ = ["LoadHistory", "Merge", "PartitionLoad", "ReshardDecision", "ReshardP
 
 
 class Split(NamedTuple):
-    """Cut a partition; the arguments of `algebra.split`."""
+    """Cut a partition; the arguments of `changes.split`."""
 
     partition: int
     at: tuple[int, ...]
@@ -136,7 +135,7 @@ class Split(NamedTuple):
 
 
 class Merge(NamedTuple):
-    """Join neighbours; the arguments of `algebra.merge`."""
+    """Join neighbours; the arguments of `changes.merge`."""
 
     partitions: tuple[int, ...]
     group: str

@@ -42,8 +42,8 @@ from qmq_coordination.broker_groups import GROUPS, BrokerGroupState, group_state
 from qmq_coordination.coordination_store import CoordinationStore, KeyListing
 
 import qmq
-from qmq.backup.cluster_items import ROOT, encode_items, kept
 from qmq.backup.manifest import (
+    ROOT,
     VERSION,
     BackedUpFile,
     BackedUpGroup,
@@ -51,13 +51,15 @@ from qmq.backup.manifest import (
     BackedUpSegment,
     BackupManifest,
     ChunkedBytes,
+    encode_items,
+    kept,
     manifest_name,
     new_id,
 )
 from qmq.backup.objects import BackupObjects
 from qmq.backup.prune import Mark, RunningMarks, Work
 from qmq.delay.schedule import Schedule
-from qmq.delay.schedule_description import describe_schedule
+from qmq.delay.service import describe_schedule
 from qmq.errors import BackupDamaged, BackupNotFound, CorruptBatch, LogDamaged, NotConnected, Overloaded, QmqError, Unavailable
 from qmq.limits import MIB
 from qmq.log.envelopes import walk_rising

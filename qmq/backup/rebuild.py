@@ -10,7 +10,7 @@ All other keys (rules, quotas, retry settings, pauses) come from the backup, or 
 
 An ordered subject's routes are deduced from what broker groups have in their logs. The logs say of each partition its broker group, the
 logical partitions of its messages and of its groups' lanes, and the version that closed it, if one did. The rules of routes
-(qmq_ordering/algebra.py) give the rest:
+(qmq_ordering/changes.py) give the rest:
 
 * version 1 divides [0, N) evenly, and numbers its partitions from 1;
 * version v replaces the partitions that it closed by the next numbers, within the same ranges, in the order of the ranges.
@@ -35,12 +35,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from qmq_coordination.broker_groups import DelaySettings, EpochClaim, group_key
-from qmq_coordination.cluster_identity import CLUSTER
+from qmq_coordination.broker_groups import CLUSTER, DelaySettings, EpochClaim, group_key
 from qmq_coordination.coordination_store import CoordinationStore, KeyValue
 from qmq_coordination.ordered_records import ROUTES, OrderedState, change_key, group_record_key, latest_key, ordered_state, route_key
 from qmq_coordination.subjects import decode_subject, encode_subject, subject_key
-from qmq_ordering.algebra import first_route
+from qmq_ordering.changes import first_route
 from qmq_ordering.hashing import LOGICAL_PARTITIONS, logical_partition
 from qmq_ordering.lanes import Frontier, FrontierPiece, GroupRecord
 from qmq_ordering.routes import Change, ChangeKind, LpRange, Phase, PhysicalPartition, Route
@@ -49,7 +48,7 @@ from qmq_replication.coordinator import SECRET
 from qmq_replication.identity import ReplicaIdentity
 from qmq_replication.membership import ReplicaMembership
 
-from qmq.backup.cluster_items import RESTORED, Items
+from qmq.backup.manifest import RESTORED, Items
 from qmq.backup.restore import begin, known_mark, put_items
 from qmq.errors import InvalidArgument
 from qmq.log.envelopes import walk

@@ -35,8 +35,18 @@ from qmq_replication.coordinator import SECRET, new_secret
 from qmq_replication.membership import ReplicaMembership
 from qmq_replication.ready import DurableState
 
-from qmq.backup.cluster_items import RESTORED, ROOT, Items, awaits_data, decode_items, delay_settings, group_items
-from qmq.backup.manifest import BackedUpGroup, BackupManifest, ChunkedBytes
+from qmq.backup.manifest import (
+    RESTORED,
+    ROOT,
+    BackedUpGroup,
+    BackupManifest,
+    ChunkedBytes,
+    Items,
+    awaits_data,
+    decode_items,
+    delay_settings,
+    group_items,
+)
 from qmq.backup.objects import BackupObjects
 from qmq.delay.schedule import Schedule
 from qmq.errors import BackupNotFound, CoordinationUnknown, InvalidArgument, NotEmpty

@@ -13,8 +13,7 @@ from itertools import chain
 
 import msgspec
 
-from qmq.backup.cluster_items import decode_items
-from qmq.backup.manifest import BackedUpGroup, BackedUpSchedule, BackedUpSegment, BackupManifest
+from qmq.backup.manifest import BackedUpGroup, BackedUpSchedule, BackedUpSegment, BackupManifest, decode_items
 from qmq.backup.objects import BackupObjects
 from qmq.delay.schedule import Schedule
 from qmq.errors import BackupDamaged, CorruptBatch, LogDamaged

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from qmq.client.browsing import BrowsedMessage, BrowseProgress
     from qmq.client.producing.receipts import Receipt, Receipts
-    from qmq.metrics.exposition import Collector
+    from qmq.metrics.endpoint import Collector
 
 
 class BlockingClient(BlockingClientBase):

@@ -22,9 +22,8 @@ from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
 from qmq.rpc.channel import answering
 from qmq.rpc.guard import RpcGuard
-from qmq.rpc.listener import RpcBounds, RpcListener
 from qmq.rpc.network import NETWORK, Network, RpcPort, only_uid
-from qmq.rpc.server import NameCheck, rpc_server
+from qmq.rpc.server import NameCheck, RpcBounds, RpcListener, rpc_server
 from qmq.rpc.server_name import NameSource, any_server
 from qmq.security.access import AccessControl, OpenAccess
 

@@ -233,7 +233,7 @@ def rebuild(_: typer.Context, options: RebuildOptions) -> None:
 async def _rebuild(objects: BackupObjects | None, store: EtcdStore, folders: list[Path]) -> tuple[list[str], int, dict[str, str]]:
     from qmq_coordination.subjects import PREFIX
 
-    from qmq.backup.cluster_items import decode_items
+    from qmq.backup.manifest import decode_items
     from qmq.backup.rebuild import look_into, put_rebuilt, rebuilt_keys
 
     try:

@@ -197,7 +197,7 @@ async def _serve(options: GatewayOptions) -> int:
     import qmq
     from qmq.gateway.credentials import GatewayCredentials
     from qmq.gateway.server import GatewayServer, GatewaySource, leave
-    from qmq.metrics.readiness import Readiness
+    from qmq.metrics.figures import Readiness
     from qmq.node.metrics import serving
     from qmq.node.process import until_signal
 

@@ -94,7 +94,7 @@ class FollowOptions(MetricsFlags, CatalogFlags, LogFlags):
     def showing(self, counts: LakeCounts) -> Iterator[None]:
         """Serve the metrics in their own thread, if there is a port for them. Raises OSError if it is taken."""
         from qmq.blocking.loop_thread import LoopThread
-        from qmq.metrics.readiness import Readiness
+        from qmq.metrics.figures import Readiness
         from qmq.node.metrics import serving
         from qmq.node.metrics.copies import LakeMetrics
         from qmq.rpc.network import NETWORK

@@ -66,7 +66,7 @@ def meta(_: typer.Context, options: MetaOptions) -> None:
 async def _serve(options: EtcdOptions, config: MetaConfig, metrics_port: int | None, metrics_host: str, network: Network) -> None:
     from qmq_coordination.view import ClusterView
 
-    from qmq.meta.cluster_access import follow_access, server_network
+    from qmq.meta.access import follow_access, server_network
     from qmq.meta.server import MetaServer
     from qmq.node.audit_subject import audit_subject_of
     from qmq.node.metrics import serving

@@ -80,7 +80,7 @@ def run_mirror(_: typer.Context, options: MirrorOptions) -> None:
 
 async def _run(options: MirrorOptions, there: Any, folder: Path) -> None:
     from qmq.cli.mirroring.cluster_mirror import ClusterMirror
-    from qmq.metrics.readiness import Readiness
+    from qmq.metrics.figures import Readiness
     from qmq.node.metrics import serving
     from qmq.node.metrics.copies import MirrorMetrics
     from qmq.node.process import until_signal

@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from qmq.client.connection.pool import ClientCounters
     from qmq.client.consuming.ordered.membership import Assigned, Member
     from qmq.client.metadata.service import AccessClient, MetadataClient
-    from qmq.metrics.endpoint import MetricsServer
-    from qmq.metrics.exposition import Collector
+    from qmq.metrics.endpoint import Collector, MetricsServer
     from qmq.sql.debezium_outbox import DebeziumTable
     from qmq.sql.outbox import Outbox, Outboxes
     from qmq.sql.outbox_watchdog import Watchdogs

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from qmq.client.consuming.ordered.consumer import OrderedConsumer
     from qmq.client.producing.ordered.producer import OrderedProducer
     from qmq.client.producing.producer import Producer
-    from qmq.metrics.endpoint import MetricsServer
-    from qmq.metrics.exposition import Collector
+    from qmq.metrics.endpoint import Collector, MetricsServer
 
 _SUBJECT: Final = ("subject",)
 _GROUP: Final = ("subject", "group")
@@ -134,7 +133,7 @@ class ClientSource:
 def collector_of(client: MeasuredClient) -> Collector:
     """A collector for a registry. Raises InvalidArgument if prometheus_client is not installed."""
     try:
-        from qmq.metrics.exposition import Collector
+        from qmq.metrics.endpoint import Collector
     except ImportError as cause:
         raise _missing() from cause
     return Collector([ClientSource(client)])

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from qmq.console.cluster_look import ClusterLook, ClusterWatch, look_at_cluster, look_at_subject
 from qmq.console.replay_jobs import ReplayJob
-from qmq.rpc.fair_share import payer
+from qmq.rpc.strangers import payer
 
 if TYPE_CHECKING:
     from qmq.client.client import Client

@@ -30,14 +30,13 @@ import numpy.typing as npt
 
 from qmq.delay.batches import BatchCache, StoredBatch
 from qmq.delay.dispatch_log import DispatchMark, decode_records, encode_record
-from qmq.delay.files import TAIL_BYTES_MAX, AppendFile, AppendFiles, Grown, damaged, read_written
+from qmq.delay.files import DONE, IDX, LOG, TAIL_BYTES_MAX, AppendFile, AppendFiles, Grown, damaged, read_written
 from qmq.delay.interfaces import INDEX_ROW, DueMessage, Places, SchedulePlace
 from qmq.errors import CorruptBatch, DiskFull, LogDamaged, MessageNotFound
 from qmq.log.disk import Disk
 from qmq.wire.batch import ENVELOPE_BYTES, Kind, parse_envelope, place
 from qmq.wire.batch_columns import REGION, REGION_BYTES, UNREADABLE, RegionHeader
 
-LOG, IDX, DONE = SUFFIXES = (".log", ".idx", ".done")
 _FILE: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z\.(log|idx|done)")
 ROW_BYTES: Final = INDEX_ROW.itemsize
 LOG_BYTES_MAX: Final = 8 << 32

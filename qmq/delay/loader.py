@@ -43,11 +43,10 @@ from struct import Struct
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from qmq.delay.batches import OUTLINED_BYTES_MIN, BatchCache, BatchOutline, StoredBatch, is_outlined
-from qmq.delay.bucket_slices import Sieve, sift
 from qmq.delay.buckets import Buckets
 from qmq.delay.files import damaged
 from qmq.delay.interfaces import DueSource, Places
-from qmq.delay.wheel import Wheel, WheelRun
+from qmq.delay.wheel import Sieve, Wheel, WheelRun, sift
 from qmq.errors import CorruptBatch, LogDamaged
 from qmq.limits import BATCH_BYTES_MAX, KIB, MIB
 from qmq.log.disk import Disk

@@ -37,10 +37,9 @@ from google_crc32c import value as crc32c
 
 from qmq.delay import buckets
 from qmq.delay.batches import BatchCache, Pieces, first_id
-from qmq.delay.buckets import DONE, IDX, LOG, ROW_BYTES, Bucket, BucketReader, Buckets, name_of
+from qmq.delay.buckets import ROW_BYTES, Bucket, BucketReader, Buckets, name_of
 from qmq.delay.dispatch_log import DispatchMark
-from qmq.delay.files import AppendFiles, Grown
-from qmq.delay.folder import Leftovers, cut_back, delete_all, unlink
+from qmq.delay.files import DONE, IDX, LOG, AppendFiles, Grown, Leftovers, cut_back, delete_all, unlink
 from qmq.delay.interfaces import BucketInfo, DueMessage, Places, SchedulePlace
 from qmq.delay.loader import ReadAhead, ReadAheadPiece, ReadAheadResult
 from qmq.errors import InvalidArgument, InvariantBroken, LogDamaged, MessageNotFound, check

@@ -5,13 +5,15 @@ Rules:
 * A cancelled message can be cancelled again: a caller that lost the answer repeats the call, perhaps at the next master, with the same
   result.
 * Answers are limited: pages of lists and parts of files to 4 MiB.
+
+`describe_schedule` is the caller's side of DescribeSchedule: it asks for the state piece by piece, since it may be longer than an answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import grpc
 
@@ -19,7 +21,7 @@ from qmq.delay.admin import ListMark, listing, mark_of, new_due_ms
 from qmq.delay.buckets import is_file_name
 from qmq.delay.interfaces import BucketInfo, BucketStatus, DelayAdmin, DueMessage, ScheduleFiles
 from qmq.delay.plan_log import is_half
-from qmq.errors import InvalidArgument, MessageNotFound, NotMaster, TooLate
+from qmq.errors import InvalidArgument, MessageNotFound, NotMaster, TooLate, Unavailable
 from qmq.limits import MIB
 from qmq.model import CRON, ZONE, DelayedId
 from qmq.proto.v1 import control_pb2, delay_pb2_grpc
@@ -206,3 +208,24 @@ def _within(messages: Iterable[pb.DelayedMessage], bytes_max: int) -> list[pb.De
             break
         kept.append(message)
     return kept
+
+
+TRIES: Final = 5
+"""A checkpoint that is written between two pieces makes them useless."""
+
+
+async def describe_schedule(stub: Any, *, timeout_s: float) -> pb.ScheduleDescription:
+    """The whole state. `timeout_s` is for one piece. Raises grpc.RpcError; Unavailable if checkpoints follow each other too fast."""
+    for _ in range(TRIES):
+        found: pb.ScheduleDescription = await stub.DescribeSchedule(pb.DescribeScheduleRequest(offset=0), timeout=timeout_s)
+        pieces, size = [found.state], len(found.state)
+        piece = found
+        while size < found.state_bytes and piece.state:
+            piece = await stub.DescribeSchedule(pb.DescribeScheduleRequest(offset=size), timeout=timeout_s)
+            if (piece.index, piece.state_bytes) != (found.index, found.state_bytes):
+                break
+            pieces.append(piece.state)
+            size += len(piece.state)
+        if size >= found.state_bytes:
+            return pb.ScheduleDescription(state=b"".join(pieces), index=found.index, state_bytes=found.state_bytes)
+    raise Unavailable("the replica writes checkpoints faster than its schedule's state can be read: ask again later")

@@ -24,16 +24,13 @@ from qmq.gateway.status import CallCounters, Refused
 from qmq.metrics.figures import COUNTER, GAUGE, Figure, Reading, one
 from qmq.process.event_loop import Clock, SystemClock
 from qmq.proto.rocketmq import service_pb2_grpc
-from qmq.rpc.bodies import RequestBodies, late_stream, late_unary
 from qmq.rpc.channel import abort
-from qmq.rpc.listener import RpcBounds, RpcListener
 from qmq.rpc.network import NETWORK, Network, RpcPort
-from qmq.rpc.server import add_unregistered, rpc_server
+from qmq.rpc.server import RequestBodies, RpcBounds, RpcListener, add_unregistered, late_stream, late_unary, rpc_server
 from qmq.rpc.tls_network import TlsNetwork
 from qmq.security.audit import AuditLog
-from qmq.security.expiry import ExpiryWarning
 from qmq.security.principal import ANONYMOUS, RpcPeers, peer_address
-from qmq.security.tls import Credentials, Tls
+from qmq.security.tls import Credentials, ExpiryWarning, Tls
 from qmq.text import joined
 
 log = logging.getLogger("qmq.gateway")

@@ -3,12 +3,11 @@ two or more.
 
     catalog        subjects, their groups and schemas, modes: read from memory, changed by compare-and-swap
     ordered/       ordered subjects: route changes, consumer groups, lanes
-    calls          calls to masters, replicas, partitions and delay groups, with deadlines
+    calls          calls to masters, replicas, partitions and delay groups, with deadlines; where one message is, and its trail
     description    the whole cluster, for operators; routes, lanes and changes as protobuf messages
-    messages       where one message is, and its trail
     watchers       pushes changes to clients
     delivery       group settings and pauses
-    access         rules, roles, tokens, quotas
+    access         rules, roles, tokens, quotas; access control that follows them
     deletion       deleting subjects and dead-letter queues
     service        the gRPC service of meta.proto
     server         a metaserver that listens

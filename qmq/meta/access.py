@@ -1,11 +1,13 @@
 """Administration of access: rules, roles, tokens, quotas and the mode. Each change is one compare-and-swap in the coordination store.
 
-The administrator of a namespace changes records below its prefix (qmq/rpc/operations.py says what a request needs).
+The administrator of a namespace changes records below its prefix (qmq/rpc/guard.py says what a request needs).
 
 A caller cannot lock itself out: the service refuses a change of a rule, a role or the mode after which the caller could not make the same
 change. Principals named by `--admins` always have `administer`; while the mode is `off`, every caller has it.
 
 A namespace has at most `NAMESPACE_RECORDS_MAX` rules, roles and tokens each, so that one team leaves room for the others.
+
+`follow_access` gives any server access control that follows the coordination store.
 """
 
 from __future__ import annotations
@@ -33,15 +35,17 @@ from qmq_coordination.access_records import (
     token_key,
 )
 from qmq_coordination.coordination_store import CoordinationStore, Delete, KeyValue, Put, absent, unchanged
+from qmq_coordination.view import ClusterView, ViewChange
 
 from qmq.errors import InvalidArgument, QmqError, QuotaExceeded, RouteConflict
 from qmq.model import check_name
-from qmq.process.event_loop import Clock
+from qmq.process.event_loop import Clock, SystemClock
 from qmq.proto.v1 import access_pb2 as pb
 from qmq.proto.v1 import access_pb2_grpc
 from qmq.rpc.channel import answering
 from qmq.rpc.guard import CALLER
-from qmq.security.access import AccessControl, Caller
+from qmq.rpc.network import Network, TokenNetwork
+from qmq.security.access import AccessConfig, AccessControl, Caller, Verifier
 from qmq.security.access_rules import (
     RULES_MAX,
     AccessMode,
@@ -53,6 +57,7 @@ from qmq.security.access_rules import (
     on_cluster,
     on_namespace,
 )
+from qmq.security.audit import AuditLog
 from qmq.security.principal import APPLICATION, Principal
 from qmq.security.quotas import Quota
 from qmq.security.tokens import TokenRecord, new_token
@@ -346,3 +351,33 @@ def _is_below(record: TokenRecord, prefix: str) -> bool:
 
 def _quota_message(quota: Quota) -> pb.AccessQuota:
     return pb.AccessQuota(id=quota.id, principal=quota.principal, limits=quota.limits(), is_team=quota.is_team)
+
+
+def follow_access(
+    view: ClusterView, config: AccessConfig | None = None, audit: AuditLog | None = None, clock: Clock | None = None
+) -> AccessControl:
+    """Access control by a view, notified of each change. Raises InvalidArgument."""
+    verifier = None if config is None else _verifier(config)
+    access = AccessControl(view, config, audit=audit, verifier=verifier, now_ms=(clock or SystemClock()).time_ms)
+
+    def changed(change: ViewChange) -> None:
+        if change.access:
+            access.changed()
+
+    view.on_change(changed)
+    return access
+
+
+def _verifier(config: AccessConfig) -> Verifier | None:
+    if config.jwt is None:
+        return None
+    try:
+        from qmq.security.jwt_tokens import JwtVerifier
+    except ImportError as cause:
+        raise InvalidArgument("tokens of an identity provider need PyJWT: pip install 'qmq[oidc]'") from cause
+    return JwtVerifier(config.jwt)
+
+
+def server_network(network: Network, view: ClusterView) -> Network:
+    """A server's network, which sends the cluster's token to other servers."""
+    return TokenNetwork(network, lambda: view.access.server_token, is_required=False)

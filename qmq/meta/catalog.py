@@ -38,7 +38,7 @@ from qmq_coordination.coordination_store import CoordinationStore, KeyValue, Put
 from qmq_coordination.ordered_records import OrderedState, latest_key, route_key
 from qmq_coordination.subjects import SubjectCatalog, schema_key, schemas_prefix, subject_key
 from qmq_coordination.view import ClusterView
-from qmq_ordering.algebra import first_route
+from qmq_ordering.changes import first_route
 
 from qmq.errors import (
     CoordinationUnavailable,

@@ -17,15 +17,13 @@ from typing import Final
 
 from qmq_coordination.broker_groups import presence_key, replica_key
 from qmq_coordination.coordination_store import CoordinationStore, Delete, KeyValue, absent, unchanged
-from qmq_coordination.delivery_settings import PAUSES, SETTINGS, PauseKind
 from qmq_coordination.ordered_records import ASSIGNMENTS, FENCES, MEMBERS, ROUTES
-from qmq_coordination.subjects import SubjectCatalog, decode_subject, schemas_prefix, subject_key
+from qmq_coordination.subjects import PAUSES, SETTINGS, PauseKind, SubjectCatalog, decode_subject, schemas_prefix, subject_key
 from qmq_coordination.view import ClusterView
 
 from qmq.errors import CoordinationUnknown, InvalidArgument, Overloaded, QmqError, UnknownSubject
-from qmq.meta.calls import Brokers
+from qmq.meta.calls import TIMING, Brokers, MetaTiming
 from qmq.meta.catalog import ClusterCatalog
-from qmq.meta.meta_timing import TIMING, MetaTiming
 from qmq.model import SubjectConfig, check_name, dead_letter_subject, is_dead_letters
 from qmq.proto.v1 import control_pb2 as control
 

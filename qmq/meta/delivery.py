@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Final
 
 from qmq_coordination.coordination_store import CoordinationStore, Delete, KeyValue, Put, absent, unchanged
-from qmq_coordination.delivery_settings import EVERY, PauseKind, PauseRecord, SettingsRecord, Whom, pause_key, settings_key
-from qmq_coordination.delivery_settings import REASON_CHARS_MAX as REASON_MAX
+from qmq_coordination.subjects import EVERY, PauseKind, PauseRecord, SettingsRecord, Whom, pause_key, settings_key
+from qmq_coordination.subjects import REASON_CHARS_MAX as REASON_MAX
 from qmq_coordination.view import ClusterView
 
 from qmq.errors import CoordinationUnknown, InvalidArgument, OrderMismatch, QmqError

@@ -12,14 +12,12 @@ from qmq_coordination.coordination_store import CoordinationStore
 from qmq_coordination.view import ClusterView
 
 from qmq import limits
-from qmq.meta.access import AccessService
-from qmq.meta.calls import Brokers, Delays, PartitionMasters
+from qmq.meta.access import AccessService, follow_access, server_network
+from qmq.meta.calls import TIMING, Brokers, Delays, MetaTiming, PartitionMasters
 from qmq.meta.catalog import GROUPS_PER_SUBJECT, ClusterCatalog, SchemaService
-from qmq.meta.cluster_access import follow_access, server_network
 from qmq.meta.deletion import Deletion
 from qmq.meta.delivery import DeliveryService
 from qmq.meta.description import AskMembers, ClusterDescription, no_members
-from qmq.meta.meta_timing import TIMING, MetaTiming
 from qmq.meta.ordered.controller import Controller
 from qmq.meta.ordered.resharding import Evacuation, Resharding
 from qmq.meta.ordered.service import CHANGE_WAIT_S, OrderedService
@@ -32,9 +30,8 @@ from qmq.process.event_loop import Clock, SystemClock
 from qmq.proto.v1 import access_pb2_grpc, meta_pb2_grpc
 from qmq.proto.v1 import control_pb2 as control
 from qmq.rpc.guard import RpcGuard
-from qmq.rpc.listener import RpcBounds, RpcListener
 from qmq.rpc.network import NETWORK, Network, RpcPort, only_uid
-from qmq.rpc.server import NameCheck, rpc_server
+from qmq.rpc.server import NameCheck, RpcBounds, RpcListener, rpc_server
 from qmq.rpc.server_name import ServerName
 from qmq.security.access import AccessConfig, AccessControl
 from qmq.text import joined

@@ -12,12 +12,11 @@ from collections.abc import AsyncGenerator
 from qmq_coordination.view import ClusterView
 
 from qmq.errors import InvalidArgument, MessageNotFound, OrderMismatch, UnknownGroup, UnknownSubject
-from qmq.meta.calls import CHANGE_S, Brokers, Delays, describe_dead_letters
+from qmq.meta.calls import CHANGE_S, Brokers, Delays, describe_dead_letters, find_every, trace_message
 from qmq.meta.catalog import ClusterCatalog, SchemaService
 from qmq.meta.deletion import Deletion
 from qmq.meta.delivery import DeliveryService
 from qmq.meta.description import ClusterDescription, route_of
-from qmq.meta.messages import find_every, trace_message
 from qmq.meta.ordered.service import OrderedService
 from qmq.meta.watchers import Watchers
 from qmq.model import Order, check_name

@@ -3,12 +3,13 @@
     Figure      name, kind, labels, meaning: a row of docs/reference/metrics.md
     Reading     a figure with its current values, one row for each set of labels
     Source      reads some figures of one thing: a broker, a client
+    Readiness   the answer to /readyz
     Durations   the durations of repeated operations: the only figure that is counted here, not read
 
 Rules:
 * Working code counts with plain integers, once for each request or batch, and does not know this module; a source reads these counts. So a
   figure costs nothing until it is read.
-* `FigureSource.read` yields `None` after it has worked for a while, so that the caller can let other tasks run (exposition.py).
+* `FigureSource.read` yields `None` after it has worked for a while, so that the caller can let other tasks run (endpoint.py).
 * Names follow Prometheus: base units, `_total` for what only grows. Labels are few, and never name a consumer or a message.
 """
 
@@ -99,3 +100,10 @@ class Durations:
 def one(figure: Figure, value: Value, *labels: str) -> Reading:
     """A figure with a single value."""
     return Reading(figure, [(labels, value)])
+
+
+class Readiness(NamedTuple):
+    """The readiness of a process, and a line with the reason."""
+
+    is_ready: bool
+    says: str

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from qmq_coordination.access_records import ensure_server_token
-from qmq_coordination.broker_groups import DelaySettings
-from qmq_coordination.cluster_identity import ensure_cluster
+from qmq_coordination.broker_groups import DelaySettings, ensure_cluster
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.view import ClusterView
 from qmq_replication.identity import boot_id
@@ -29,7 +28,7 @@ from qmq.delay.config import DelayConfig
 from qmq.log.disk import Disk
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import Progress, open_store
-from qmq.meta.cluster_access import follow_access, server_network
+from qmq.meta.access import follow_access, server_network
 from qmq.meta.server import MetaConfig, MetaServer
 from qmq.node import process
 from qmq.node.audit_subject import audit_subject_of
@@ -51,8 +50,7 @@ from qmq.text import joined
 
 if TYPE_CHECKING:
     from qmq.metrics.endpoint import MetricsServer
-    from qmq.metrics.figures import FigureSource
-    from qmq.metrics.readiness import Readiness
+    from qmq.metrics.figures import FigureSource, Readiness
     from qmq.node.dev import DelayPart, DevGateway
 
 RELIST_S: Final = 300.0

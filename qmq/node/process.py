@@ -57,8 +57,7 @@ from qmq.process.event_loop import Clock, SystemClock
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.rpc.network import NETWORK, Network
 from qmq.rpc.tls_network import ServerNetwork, TlsNetwork
-from qmq.security.expiry import ExpiryWarning, left_s, now
-from qmq.security.tls import Credentials, Tls
+from qmq.security.tls import Credentials, ExpiryWarning, Tls, left_s, now
 
 
 async def until_signal(start: Callable[[], Awaitable[str]]) -> bool:

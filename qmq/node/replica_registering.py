@@ -21,8 +21,7 @@ from dataclasses import replace
 from typing import Final
 
 from qmq_coordination.access_records import ensure_server_token
-from qmq_coordination.broker_groups import Registration, ReplicaRecord, read_group, replica_key
-from qmq_coordination.cluster_identity import ensure_cluster
+from qmq_coordination.broker_groups import Registration, ReplicaRecord, ensure_cluster, read_group, replica_key
 from qmq_coordination.coordination_store import CoordinationStore
 from qmq_replication.coordinator import find_secret
 from qmq_replication.core import EPOCH_MAX

@@ -32,7 +32,7 @@ import grpc
 import msgspec
 
 from qmq.delay.schedule import Schedule
-from qmq.delay.schedule_description import describe_schedule
+from qmq.delay.service import describe_schedule
 from qmq.errors import DiskFull, LogDamaged, NotConnected, QmqError, Unavailable
 from qmq.limits import MIB
 from qmq.log import checkpoint

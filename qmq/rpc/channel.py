@@ -65,8 +65,8 @@ from qmq.errors import (
 from qmq.model import ATTEMPT, GROUP, check_group
 from qmq.rpc.request_changes import whole_request
 from qmq.rpc.server_name import METADATA_KEY, NameSource, any_server
+from qmq.security.principal import TokenSource, no_token
 from qmq.security.tls import tls_failed
-from qmq.security.token_source import TokenSource, no_token
 from qmq.text import whole_number
 from qmq.wire.batch import BatchView, Envelope
 from qmq.wire.batch_columns import BatchFlag, Layout, RegionHeader, bytes_column, parse_header

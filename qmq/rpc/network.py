@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from qmq.errors import Stopping
 from qmq.process.address import UNIX, Address, checked_path, is_private, parse, require_private
 from qmq.rpc.server_name import NameSource
-from qmq.security.token_source import TokenSource, no_token
+from qmq.security.principal import TokenSource, no_token
 from qmq.text import joined
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     import grpc
 
-    from qmq.rpc.listener import RpcListener
+    from qmq.rpc.server import RpcListener
     from qmq.security.tls import Credentials
 
 BACKLOG: Final = 1024

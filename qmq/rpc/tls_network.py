@@ -13,14 +13,14 @@ from qmq.process.address import UNIX, is_local, parse
 from qmq.rpc.network import NETWORK, Factory, Network, Refused, RpcPort, ServerListener, TokenNetwork, ignored, open_tcp
 from qmq.rpc.server_name import NameSource
 from qmq.rpc.tls_listener import HANDSHAKE_S, TlsListener, listening_at
+from qmq.security.principal import TokenSource, no_token
 from qmq.security.tls import Credentials, Tls
-from qmq.security.token_source import TokenSource, no_token
 from qmq.security.tokens import Token, token_source
 
 if TYPE_CHECKING:
     import grpc
 
-    from qmq.rpc.listener import RpcListener
+    from qmq.rpc.server import RpcListener
 
 RELAYED_DESCRIPTORS: Final = 3
 """The descriptors of a connection to a gRPC server through a relay (qmq/rpc/relay.py): the peer's, and both ends of a socket."""

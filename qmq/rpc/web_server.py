@@ -6,7 +6,7 @@ count where they arrive. An application asks who it is before it reads the body.
 
 A request under way takes a place until the application has answered it, also if its peer has gone. It belongs to the principal that was
 proven, and else to the peer's address. If all places are taken, the owner that holds most makes room for another one with its oldest
-request, which is nearly always one that waits for something (`qmq.rpc.fair_share`). The refused request gets 503.
+request, which is nearly always one that waits for something (`qmq.rpc.strangers`). The refused request gets 503.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from qmq.errors import InvalidArgument, Outcome, Overloaded, QmqError, QuotaExceeded
 from qmq.limits import MIB
-from qmq.rpc.fair_share import SharedPlaces
 from qmq.rpc.network import ignored
-from qmq.rpc.strangers import PROOFS_PER_S, StrangerBounds, Strangers, network_of
+from qmq.rpc.strangers import PROOFS_PER_S, SharedPlaces, StrangerBounds, Strangers, network_of
 from qmq.rpc.tls_listener import TlsListener
 
 if TYPE_CHECKING:

@@ -16,17 +16,40 @@ import hmac
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
 from qmq.errors import AccessDenied, NotAuthenticated, Unavailable
 from qmq.model import SubjectConfig
-from qmq.security.access_rules import AccessMode, AccessRule, Decision, Need, Operation, ResourceKind, decide, on_cluster
-from qmq.security.access_state import AccessState
+from qmq.security.access_rules import AccessMode, AccessRule, Decision, Need, Operation, ResourceKind, RuleBook, decide, on_cluster
 from qmq.security.audit import AuditLog
 from qmq.security.principal import ANONYMOUS, CertificateNames, Principal, PrincipalRule, local_user
 from qmq.security.quotas import CreatedSubjects, Quota, nearest, nearest_namespaces, nearest_of_subject
-from qmq.security.tokens import check_token, id_of
+from qmq.security.tokens import TokenRecord, check_token, id_of
+
+
+@dataclass(slots=True)
+class AccessState:
+    """The access records of the coordination store; `qmq_coordination.access_records` keeps them up to date. `version` increases with each
+    change.
+    """
+
+    version: int = 0
+    mode: AccessMode = AccessMode.OFF
+    rules: dict[str, AccessRule] = field(default_factory=dict)
+    roles: dict[str, frozenset[str]] = field(default_factory=dict)
+    """The members of each role, as principals."""
+    tokens: dict[str, TokenRecord] = field(default_factory=dict)
+    quotas: dict[str, Quota] = field(default_factory=dict)
+    server_token: str = field(default="", repr=False)
+    """The token that servers show each other. Everybody who can read the coordination store can act as a server."""
+    unreadable: set[str] = field(default_factory=set)
+    """Keys with unreadable values: they close the cluster."""
+
+    @property
+    def book(self) -> RuleBook:
+        return RuleBook(self.rules, self.roles)
+
 
 BY_URI: Final = PrincipalRule()
 STALE_MS: Final = 300_000

@@ -14,7 +14,7 @@ authority another field may be used (`PrincipalRule`).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, NamedTuple
@@ -167,3 +167,12 @@ class PrincipalRule:
         if self.field is PrincipalField.COMMON_NAME and names.common_name:
             return Principal("app", check_name("principal", names.common_name))
         return None
+
+
+TokenSource = Callable[[], str]
+"""The source of the token that a process shows to servers: returns the current one. Raises InvalidArgument."""
+
+
+def no_token() -> str:
+    """The token of a process that has none: empty."""
+    return ""

@@ -9,6 +9,9 @@ or are invalid, the process continues with the old ones, logs this once, and loo
 
 Connections use TLS 1.3; `allows_tls12` also accepts peers without TLS 1.3. The name or address in a server's certificate must be
 the one to which the connection was opened.
+
+`left_s` and `ExpiryWarning` tell servers when their own certificate ends: a metric, and a daily warning in the last week. They need
+`cryptography`, which servers have.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -27,6 +31,7 @@ from qmq.security.contexts import environment_of
 
 if TYPE_CHECKING:
     import grpc
+
 
 log = logging.getLogger("qmq.security")
 
@@ -230,3 +235,42 @@ def ended_unheard(address: str, files: Tls | None) -> QmqError:
     else:
         advice = f"does it refuse the certificate {files.cert}? A CA that the server trusts must have signed it, and it must be valid now"
     return TlsEnded(f"{address} ended the connection behind the handshake of TLS: {advice}")
+
+
+WARNING: Final = timedelta(days=7)
+AGAIN: Final = timedelta(days=1)
+
+
+def _end(cert: bytes) -> datetime:
+    from qmq.security.certificates import ends_at  # `cryptography` takes 40 ms to import: do it only with TLS
+
+    return ends_at(cert)
+
+
+def now() -> datetime:
+    """The machine's wall clock. A certificate's expiry depends on this clock, even if the process uses another one."""
+    return datetime.now(UTC)
+
+
+def left_s(credentials: Credentials, now: datetime) -> float | None:
+    """Seconds until the process's own certificate ends; None without one."""
+    cert = credentials.pem.cert
+    return None if cert is None else (_end(cert) - now).total_seconds()
+
+
+class ExpiryWarning:
+    """Logs a warning, once a day."""
+
+    def __init__(self, credentials: Credentials, now: Callable[[], datetime] = now) -> None:
+        self._credentials, self._now = credentials, now
+        self._said: datetime | None = None
+
+    def look(self) -> None:
+        """Log the warning if it is due. Callers call this regularly."""
+        pem, now = self._credentials.pem, self._now()
+        if pem.cert is None or (self._said is not None and now - self._said < AGAIN):
+            return
+        end = _end(pem.cert)
+        if end - now < WARNING:
+            self._said = now
+            log.warning("%s ends at %s: replace it and its key; no restart is needed", self._credentials.files.cert, end.isoformat())

@@ -27,8 +27,7 @@ from typing import Final, NamedTuple
 
 from qmq.errors import InvalidArgument, NotAuthenticated
 from qmq.security.contexts import environment_of
-from qmq.security.principal import LOCAL, Principal
-from qmq.security.token_source import TokenSource
+from qmq.security.principal import LOCAL, Principal, TokenSource
 
 PREFIX: Final = "qmq_"
 ID_CHARS: Final = 12

@@ -19,7 +19,7 @@ from qmq.process.address import parse
 from qmq.rpc.channel import RpcChannel
 from qmq.rpc.network import Factory, Network, Refused, ServerListener, ignored
 from qmq.rpc.server_name import NameSource
-from qmq.security.token_source import TokenSource, no_token
+from qmq.security.principal import TokenSource, no_token
 from qmq.wire.frame_stream import FrameStream
 
 CLIENTS: Final = "clients"

@@ -9,6 +9,11 @@ not wait for them. A file of the cache has no name, so a process that dies leave
 
 A chunk that the store has lost or changed is damaged: reads of it fail at once with ObjectDamaged, and after `DAMAGED_S` the chunk is
 fetched again, because an operator may have put the object back.
+
+`ChunkLru` decides which chunks stay in the cache.
+
+A new replica begins its log with the sealed segments of the object store, up to the first gap (`StoredBeginning`). These calls block, so
+run them in a thread. A failed request is repeated a few times; then the replica begins without the store.
 """
 
 from __future__ import annotations
@@ -19,18 +24,86 @@ import os
 import queue
 import tempfile
 import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Generic, NamedTuple, TypeVar
 
-from qmq.errors import Overloaded, QmqError
+from qmq.errors import CorruptBatch, Overloaded, QmqError
+from qmq.log.envelopes import Entry, walk_bytes
 from qmq.log.reading import ColdRead, Ended, ObjectDamaged
 from qmq.log.segment_index import SegmentIndex
+from qmq.log.taken_segments import CannotTake
 from qmq.process.files import make_private
-from qmq.tiering.chunk_lru import ChunkKey, ChunkLru, to_fetch
 from qmq.tiering.object_store import Objects, StoreAway
-from qmq.tiering.stored_segment import ObjectNames, SealedSegment
+from qmq.tiering.stored_segment import BadManifest, Manifest, ObjectNames, SealedSegment, decode_manifest
+
+AHEAD: Final = 2
+"""Chunks that are fetched ahead of a reader in order, so that it seldom waits for a store that answers in tens of milliseconds."""
+
+V = TypeVar("V")
+
+
+class ChunkKey(NamedTuple):
+    """A chunk of a segment."""
+
+    base: int
+    number: int
+
+
+class ChunkLru(Generic[V]):
+    """Values by chunk, up to a sum of sizes in bytes. It evicts the least recently used values first."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._values: OrderedDict[ChunkKey, tuple[V, int]] = OrderedDict()
+        self.bytes = 0
+
+    def __contains__(self, key: ChunkKey) -> bool:
+        return key in self._values
+
+    def get(self, key: ChunkKey) -> V | None:
+        """The value, which counts as used now."""
+        found = self._values.get(key)
+        if found is None:
+            return None
+        self._values.move_to_end(key)
+        return found[0]
+
+    def put(self, key: ChunkKey, value: V, size: int) -> list[V]:
+        """Add a value. Returns the evicted values. The new value is never evicted here, even if it alone exceeds the limit."""
+        left = [self.remove(key)] if key in self._values else []
+        self._values[key] = (value, size)
+        self.bytes += size
+        while self.bytes > self._bytes_max and len(self._values) > 1:
+            left.append(self.remove(next(iter(self._values))))
+        return left
+
+    def remove(self, key: ChunkKey) -> V:
+        """Take a value out."""
+        value, size = self._values.pop(key)
+        self.bytes -= size
+        return value
+
+    def clear(self) -> list[V]:
+        """Take all values out."""
+        return [self.remove(key) for key in list(self._values)]
+
+
+def to_fetch(index: SegmentIndex, at: int, size: int, is_here: Callable[[ChunkKey], bool], ahead: int = AHEAD) -> list[ChunkKey]:
+    """The chunks to fetch for a read, in order: those that it needs, and the following ones if the segment is read in order.
+
+    A read counts as in order if it is at the segment's beginning, or if the previous chunk is in the cache.
+    """
+    numbers = index.chunks_of(at, size)
+    needed = [ChunkKey(index.base, number) for number in numbers]
+    in_order = numbers.start == 0 or is_here(ChunkKey(index.base, numbers.start - 1))
+    following = range(numbers.stop, min(numbers.stop + ahead, len(index.checksums))) if in_order else ()
+    return [key for key in [*needed, *[ChunkKey(index.base, number) for number in following]] if not is_here(key)]
+
 
 log = logging.getLogger("qmq.tiering")
 
@@ -254,3 +327,92 @@ def _away(message: str) -> Overloaded:
     failure = Overloaded(message)
     failure.retry_after_ms = AWAY_RETRY_MS
     return failure
+
+
+PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0)
+"""The pause before a failed request is retried."""
+_CHUNKS_HELD: Final = 2
+"""The window that walks a segment spans two chunks at most."""
+
+_R = TypeVar("_R")
+
+
+def follow_manifests(read: Callable[[int], Manifest | None], base: int) -> Iterator[Manifest]:
+    """The segments from `base` on, each beginning where the one before ends, up to the first that the store does not have. Pure."""
+    while (manifest := read(base)) is not None:
+        yield manifest
+        base = manifest.segment.end
+
+
+def is_sound(manifest: Manifest, base: int) -> bool:
+    """Whether a manifest describes a segment at `base` and has a checksum for each chunk. Pure."""
+    segment, chunk_bytes = manifest.segment, manifest.chunk_bytes
+    is_shape = segment.base == base and segment.size > 0 and chunk_bytes > 0
+    return is_shape and len(manifest.checksums) == segment.chunk_count(chunk_bytes)
+
+
+class StoredBeginnings:
+    """Reads one broker group's segments. `stop` makes a running read in another thread end."""
+
+    def __init__(self, objects: Objects, group: str, pauses_s: Sequence[float] = PAUSES_S) -> None:
+        self._objects = objects
+        self._names = ObjectNames(group)
+        self._pauses_s = pauses_s
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """Abandon running reads, because the process ends."""
+        self._stopping.set()
+
+    def find(self, base: int) -> list[SegmentIndex]:
+        """The store's segments from `base` on. Their first envelopes are not read yet. Raises CannotTake."""
+        return [
+            SegmentIndex(each.segment.base, each.segment.size, each.chunk_bytes, each.checksums, b"")
+            for each in follow_manifests(self._manifest, base)
+        ]
+
+    def _manifest(self, base: int) -> Manifest | None:
+        """None also if what is there is damaged, or a later version's: everything from there on comes from the master."""
+        name = self._names.manifest(SealedSegment(base, 0))
+        data = self._patiently(lambda: self._objects.get(name))
+        if data is None:
+            return None
+        try:
+            manifest = decode_manifest(data)
+        except BadManifest as cause:
+            log.warning("the manifest of segment %d cannot be read: %s", base, cause)
+            return None
+        return manifest if is_sound(manifest, base) else None
+
+    def entries(self, index: SegmentIndex) -> Iterator[Entry]:
+        """The entries of a segment. Every checksum is checked. Raises CannotTake."""
+        chunk = lru_cache(_CHUNKS_HELD)(partial(self._chunk, index))
+
+        def read(position: int, size: int) -> bytes:
+            return index.read(position - index.base, size, chunk)
+
+        try:
+            yield from walk_bytes(read, index.base, lambda: index.end)
+        except CorruptBatch as cause:
+            raise CannotTake(f"segment {index.base} in the object store is no log of entries ({cause.message})") from cause
+
+    def _chunk(self, index: SegmentIndex, number: int) -> bytes:
+        name = self._names.chunk(SealedSegment(index.base, index.size), number)
+        data = self._patiently(lambda: self._objects.get(name))
+        if data is None:
+            raise CannotTake(f"the object store does not have {name}")
+        if not index.is_chunk(number, data):
+            raise CannotTake(f"the object store gives other bytes than were put for {name}")
+        return data
+
+    def _patiently(self, ask: Callable[[], _R]) -> _R:
+        pauses = iter(self._pauses_s)
+        while not self._stopping.is_set():
+            try:
+                return ask()
+            except StoreAway as cause:
+                pause_s = next(pauses, None)
+                if pause_s is None:
+                    raise CannotTake(f"the object store does not answer ({cause})") from cause
+                self._stopping.wait(pause_s)
+        raise CannotTake("the broker stops")

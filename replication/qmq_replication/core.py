@@ -19,7 +19,7 @@ Its rules (docs/REPLICATION.md proves them):
 * It accepts a message only if the peer belongs to the group and the coordination store can have given the message's epoch by now. A
   message that no replica would send is refused (ProtocolViolation) before it has any effect: it ends the peer's link, never this process.
 
-This file has the slave's side, and passes each call to the role that it concerns; `state.py` has the state that all roles need,
+This file has the slave's side, and passes each call to the role that it concerns; `ready.py` has the state that all roles need,
 `leader.py` the master's side, `election.py` the way from slave to master.
 """
 
@@ -49,11 +49,11 @@ from qmq_replication.ready import (
     PromiseRequest,
     Ready,
     Refusal,
+    ReplicaState,
     Role,
     TakeOver,
     Timing,
 )
-from qmq_replication.state import ReplicaState
 
 HISTORY_RUNS_MAX: Final = 200
 """A Mismatch contains this many runs. Older runs matter only if so many masters followed each other without reaching this replica."""

@@ -16,8 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from qmq_replication.membership import ReplicaMembership
-from qmq_replication.ready import Campaign, Probe, ProbeReply, Promise, PromiseRequest, Resign, Role, TakeOver
-from qmq_replication.state import ReplicaState
+from qmq_replication.ready import Campaign, Probe, ProbeReply, Promise, PromiseRequest, ReplicaState, Resign, Role, TakeOver
 
 
 class Election:

@@ -68,7 +68,7 @@ class ReplicaIdentity:
     registered: int = 0
     """The highest generation of this folder that the coordination store is known to have had."""
     cluster: str = ""
-    """The identity of the cluster (qmq_coordination/cluster_identity.py); empty before the first registration."""
+    """The identity of the cluster (qmq_coordination/broker_groups.py); empty before the first registration."""
 
     @property
     def state(self) -> DurableState:

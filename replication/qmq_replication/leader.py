@@ -24,8 +24,7 @@ from itertools import pairwise
 from qmq.errors import InvalidArgument, NoQuorum, ProtocolViolation, Unavailable
 from qmq_replication.history import EpochRun, History, divergence
 from qmq_replication.membership import ReplicaMembership
-from qmq_replication.ready import Ack, Append, LogReset, MembershipChange, Mismatch, Place, TakeOver
-from qmq_replication.state import ReplicaState
+from qmq_replication.ready import Ack, Append, LogReset, MembershipChange, Mismatch, Place, ReplicaState, TakeOver
 
 
 class PeerProgress:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from qmq_coordination.coordination_store import KeyListing, KeyValue, Revision, WatchedChanges, WatchEvent
-from qmq_coordination.delivery_settings import (
+from qmq_coordination.subjects import (
     EVERY,
     DeliverySettings,
     PauseKind,
@@ -16,9 +16,9 @@ from qmq_coordination.delivery_settings import (
     pair_of,
     pause_key,
     settings_key,
+    subject_key,
     whom_of,
 )
-from qmq_coordination.subjects import subject_key
 from qmq_coordination.view import Picture
 
 from qmq import limits

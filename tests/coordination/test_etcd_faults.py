@@ -10,10 +10,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from qmq_coordination.coordination_store import CoordinationStore, LeaseId, Put, absent, unchanged
+from qmq_coordination.coordination_store import CoordinationStore, LeaseId, Put, TxnDecision, TxnFate, absent, txn_decided, unchanged
 from qmq_coordination.etcd.process import EtcdCluster, EtcdProcess
 from qmq_coordination.etcd.store import EtcdStore
-from qmq_coordination.unknown_outcomes import TxnDecision, TxnFate, txn_decided
 from support import eventually
 from support.stores import FaultyStore, Follower, history, proxied, put_surely
 

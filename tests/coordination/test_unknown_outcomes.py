@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from qmq_coordination.coordination_store import Compare, CompareTarget, CoordinationStore, Delete, Put, absent, unchanged
+from qmq_coordination.coordination_store import (
+    Compare,
+    CompareTarget,
+    CoordinationStore,
+    Delete,
+    Put,
+    TxnDecision,
+    TxnFate,
+    absent,
+    txn_decided,
+    unchanged,
+)
 from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.unknown_outcomes import TxnDecision, TxnFate, txn_decided
 from support.stores import Fault, FaultyStore
 
 from qmq.errors import CoordinationUnknown, InvalidArgument

@@ -15,7 +15,7 @@ from qmq_replication.history import EpochRun
 from qmq_replication.links import PeerHello, ProofStep
 from qmq_replication.ready import Ack, Append, LogReset, Mismatch, Probe, ProbeReply, Promise, PromiseRequest, Refusal, TakeOver
 
-from qmq.backup.cluster_items import encode_items
+from qmq.backup.manifest import encode_items
 from qmq.delay import schedule
 from qmq.delay.dispatch_log import DispatchMark, encode_record
 from qmq.delay.schedule import ScheduleState

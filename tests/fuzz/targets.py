@@ -24,7 +24,7 @@ from qmq_replication import wire as replica_wire
 from qmq_replication.links import PeerHello, ProofStep
 from typer._click.exceptions import ClickException
 
-from qmq.backup.cluster_items import decode_items
+from qmq.backup.manifest import decode_items
 from qmq.backup.manifest import decode_manifest as decode_backup_manifest
 from qmq.cli.app import app
 from qmq.cli.arguments import parse_delays, parse_duration, parse_when
@@ -51,8 +51,7 @@ from qmq.proto.rocketmq import service_pb2 as calls
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.security.access_rules import check_pattern, check_principal_pattern
 from qmq.security.principal import Principal
-from qmq.tiering.segment_catalog import decode_catalog
-from qmq.tiering.stored_segment import BadManifest
+from qmq.tiering.stored_segment import BadManifest, decode_catalog
 from qmq.tiering.stored_segment import decode_manifest as decode_segment_manifest
 from qmq.wire import frame_payloads
 from qmq.wire.batch import ENVELOPE_BYTES, BatchView, Envelope

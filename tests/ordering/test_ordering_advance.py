@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from qmq_ordering.algebra import first_route, merge, move, next_route, split
+from qmq_ordering.changes import first_route, merge, move, next_route, split
 from qmq_ordering.lanes import (
     Frontier,
     FrontierPiece,

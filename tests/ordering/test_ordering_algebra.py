@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from qmq_ordering.algebra import first_route, merge, move, next_route, split
+from qmq_ordering.changes import first_route, merge, move, next_route, split
 from qmq_ordering.routes import Change, ChangeKind, LpRange, PhysicalPartition, Route
 
 from qmq.errors import InvalidArgument, InvalidName, RouteConflict, UnknownPartition

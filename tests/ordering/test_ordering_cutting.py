@@ -7,9 +7,8 @@ from itertools import combinations, pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from qmq_ordering.algebra import cut_by_load
-from qmq_ordering.range_cuts import even_cuts, ranges_between
-from qmq_ordering.routes import LpRange
+from qmq_ordering.changes import cut_by_load
+from qmq_ordering.routes import LpRange, even_cuts, ranges_between
 from support.forms import examples
 
 from qmq.errors import InvalidArgument

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from qmq_ordering.algebra import first_route, merge, move, next_route, split
+from qmq_ordering.changes import first_route, merge, move, next_route, split
 from qmq_ordering.lanes import Assignment, Finished, Frontier, FrontierPiece, Gate, advance, advance_fully, assign, first_frontier, readable
 from qmq_ordering.resharding import LoadHistory, PartitionLoad, ReshardPolicy, Split, decide
 from qmq_ordering.routes import LpRange, Route

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from qmq_ordering.algebra import first_route, merge
-from qmq_ordering.changes import TRANSITIONS, PhaseEvent, document, mermaid, step, table
+from qmq_ordering.changes import TRANSITIONS, PhaseEvent, document, first_route, merge, mermaid, step, table
 from qmq_ordering.routes import FENCED, Change, Phase
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "ORDERING.md"

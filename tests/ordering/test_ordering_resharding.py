@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from qmq_ordering.algebra import first_route, next_route, split
+from qmq_ordering.changes import first_route, next_route, split
 from qmq_ordering.resharding import LoadHistory, Merge, PartitionLoad, ReshardDecision, ReshardPolicy, Split, decide
 from qmq_ordering.routes import LpRange, PhysicalPartition, Route
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from qmq_coordination.coordination_store import KeyValue, WatchedChanges
 from qmq_coordination.ordered_records import FENCES, ROUTES, Fence
-from qmq_ordering.algebra import next_route
+from qmq_ordering.changes import next_route
 from qmq_ordering.lanes import Frontier, Gate, GroupRecord
 from qmq_ordering.routes import FENCED, Change, Phase, Route
 

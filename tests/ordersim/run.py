@@ -23,7 +23,7 @@ from unittest.mock import patch
 from qmq_coordination.coordination_store import Put
 from qmq_coordination.ordered_records import FENCES, latest_key, route_key
 from qmq_coordination.subjects import encode_subject, subject_key
-from qmq_ordering.algebra import first_route
+from qmq_ordering.changes import first_route
 from qmq_ordering.routes import Phase
 from sim.world import World
 

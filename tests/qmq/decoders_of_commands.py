@@ -32,7 +32,7 @@ from decoder import (
 from hypothesis import strategies as st
 
 from qmq import errors
-from qmq.backup import cluster_items, manifest, prune
+from qmq.backup import manifest, prune
 from qmq.cli import arguments, browse, consume, delay, dlq, group, produce
 from qmq.cli.mirroring import mirror_subject
 from qmq.cli.transfer import parquet_rows, records
@@ -47,7 +47,7 @@ from qmq.security.access import JwtConfig
 from qmq.security.contexts import ContextFile
 from qmq.security.jwt_tokens import JwtVerifier
 from qmq.security.tls import Credentials, Tls
-from qmq.tiering import segment_catalog, stored_segment
+from qmq.tiering import stored_segment
 
 INT64: Final = st.integers(-(2**63), 2**63 - 1)
 
@@ -274,9 +274,9 @@ STORED: Final = (
     Decoder(
         "backup: the cluster's keys",
         st.lists(st.tuples(KEYS, values.BYTES), max_size=3).map(packed) | PACKED,
-        cluster_items.decode_items,
+        manifest.decode_items,
         (errors.BackupDamaged,),
-        ("qmq.backup.cluster_items.decode_items",),
+        ("qmq.backup.manifest.decode_items",),
         always=(*values.BYTE_EXAMPLES, *[packed([("/qmq/groups/g1/delay", each)]) for each in values.BYTE_EXAMPLES]),
     ),
     Decoder(
@@ -297,7 +297,7 @@ STORED: Final = (
     Decoder(
         "tiering: the catalog",
         checked(b"QMT1", CATALOG | PACKED),
-        lambda data: segment_catalog.decode_catalog(data),
+        lambda data: stored_segment.decode_catalog(data),
         always=(*values.BYTE_EXAMPLES, *[with_checksum(b"QMT1", each) for each in values.BYTE_EXAMPLES]),
     ),
 )

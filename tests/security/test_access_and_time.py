@@ -25,9 +25,8 @@ from qmq.model import SubjectConfig
 from qmq.node.broker_assembly import StandaloneBroker
 from qmq.process.event_loop import Clock
 from qmq.rpc.tls_network import network_of
-from qmq.security.access import AccessConfig, AccessControl, Caller, JwtConfig, Verifier
+from qmq.security.access import AccessConfig, AccessControl, AccessState, Caller, JwtConfig, Verifier
 from qmq.security.access_rules import AccessMode, AccessRule, Operation, ResourceKind, on_subject
-from qmq.security.access_state import AccessState
 from qmq.security.jwt_tokens import LEEWAY_S, JwtVerifier
 from qmq.security.principal import Principal
 from qmq.security.tokens import new_token

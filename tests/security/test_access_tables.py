@@ -6,7 +6,7 @@ from rights_table import ANSWERS
 
 from qmq.broker.connection import access, connection
 from qmq.proto.v1 import access_pb2, control_pb2, delay_pb2, meta_pb2
-from qmq.rpc.operations import RPC_RULES
+from qmq.rpc.guard import RPC_RULES
 from qmq.wire.frame import FrameKind
 
 

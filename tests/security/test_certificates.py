@@ -20,8 +20,7 @@ from qmq.metrics.figures import Figure
 from qmq.node.metrics.serving import EXPIRES, INSECURE, ExposureSource
 from qmq.node.process import require_guarded
 from qmq.security.certificates import create_authority, issue
-from qmq.security.expiry import AGAIN, WARNING, ExpiryWarning
-from qmq.security.tls import Credentials, Tls
+from qmq.security.tls import AGAIN, WARNING, Credentials, ExpiryWarning, Tls
 
 NOW = datetime.now(UTC)
 

@@ -24,8 +24,8 @@ from qmq.meta.server import MetaConfig, MetaServer
 from qmq.process.files import control_connections_max
 from qmq.proto.v1 import control_pb2, control_pb2_grpc, meta_pb2
 from qmq.rpc.channel import typed_error
-from qmq.rpc.listener import RpcBounds
 from qmq.rpc.network import Network
+from qmq.rpc.server import RpcBounds
 from qmq.rpc.server_name import any_server
 from qmq.rpc.tls_network import ServerNetwork, TlsNetwork
 from qmq.security.tls import Credentials, Tls

@@ -19,10 +19,9 @@ from support import eventually
 from tls_support import Papers
 
 from qmq.errors import InvalidArgument
-from qmq.rpc.listener import RpcBounds, RpcListener
 from qmq.rpc.network import NETWORK
 from qmq.rpc.relay import RpcRelay
-from qmq.rpc.server import rpc_server
+from qmq.rpc.server import RpcBounds, RpcListener, rpc_server
 from qmq.rpc.server_name import any_server
 from qmq.rpc.tls_network import TlsNetwork
 from qmq.security.tls import Credentials

@@ -31,8 +31,8 @@ from qmq.node.replica.node import ReplicaNode
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
 from qmq.rpc.channel import typed_error
-from qmq.rpc.listener import RpcBounds, RpcListener
 from qmq.rpc.network import NETWORK
+from qmq.rpc.server import RpcBounds, RpcListener
 from qmq.rpc.server_name import any_server
 from qmq.rpc.tls_network import TlsNetwork
 from qmq.security.certificates import create_authority, issue

@@ -24,7 +24,7 @@ from qmq.broker.config import BrokerConfig
 from qmq.client.connection.connection import connect
 from qmq.columns.servers.connection import BlockingConnection
 from qmq.errors import InvalidArgument, NotConnected, TlsFailed
-from qmq.metrics.readiness import Readiness
+from qmq.metrics.figures import Readiness
 from qmq.node.dev_node import Node
 from qmq.node.metrics import serving
 from qmq.rpc.tls_network import TlsNetwork, network_of

@@ -16,12 +16,10 @@ from support import eventually
 
 from qmq.gateway import server as gateway_server
 from qmq.gateway.config import GatewayConfig
-from qmq.rpc.listener import RpcBounds, RpcListener
 from qmq.rpc.network import Network, RpcPort
-from qmq.rpc.relay import RpcRelay, relay
-from qmq.rpc.server import rpc_server
+from qmq.rpc.relay import RpcRelay, UnfinishedMessages, relay
+from qmq.rpc.server import RpcBounds, RpcListener, rpc_server
 from qmq.rpc.strangers import StrangerBounds, Strangers
-from qmq.rpc.unfinished_messages import UnfinishedMessages
 from qmq.testing import TestCluster
 
 HOST, OTHER_HOST = "127.0.0.1", "127.0.0.2"

@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
-from qmq_ordering.algebra import first_route, merge, move, next_route, split
+from qmq_ordering.changes import first_route, merge, move, next_route, split
 from qmq_ordering.hashing import logical_partition
 from qmq_ordering.routes import Change
 

@@ -12,7 +12,7 @@ from order_twin import GROUPS, LPS, Found, History, Message, Row, Stream, exchan
 from pyspark.sql import SparkSession
 from pyspark_qmq.jobs.order_checks import Findings, audit
 from pyspark_qmq.jobs.order_rules import RULES
-from qmq_ordering.algebra import move
+from qmq_ordering.changes import move
 from qmq_ordering.hashing import logical_partition
 from support import forms
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from qmq.metrics.endpoint import MetricsServer
-from qmq.metrics.readiness import Readiness
+from qmq.metrics.figures import Readiness
 from qmq.rpc.network import NETWORK
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ import pytest
 from cluster_runner.compose import COMPOSE_FILE, resolve, services, waves
 from hypothesis import given
 from hypothesis import strategies as st
-from qmq_ordering.algebra import merge, move, next_route, split
+from qmq_ordering.changes import merge, move, next_route, split
 from qmq_ordering.routes import LpRange, PhysicalPartition, Route
 
 from qmq.proto.v1 import control_pb2 as control

@@ -6,8 +6,7 @@
     channel    connections: the members' addresses, TLS, deadline, `hasleader`, the user's token
     calls      a call over all endpoints: what a failure proves, what may be retried, and until when
     watch      a watch that continues when its endpoint fails
-    users      etcd's own users, by certificate
-    store      EtcdStore
+    store      EtcdStore, and etcd's own users, by certificate
     process    finds and runs an etcd, for development and tests
 
 Why not a published client: the package `etcd3` 0.12.0 cannot be imported next to protobuf 4 or later, and none of its relatives continues a

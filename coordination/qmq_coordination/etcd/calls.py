@@ -2,7 +2,7 @@
 
     reads     (get, list, keep-alive, status, and grant, whose number is chosen here) are repeated until the total deadline
     changes   are repeated only while it is certain that nothing was done; otherwise they raise CoordinationUnknown
-              immediately: the caller reads the outcome back (qmq_coordination.unknown_outcomes)
+              immediately: the caller reads the outcome back (qmq_coordination.coordination_store)
 
 Each attempt uses the current endpoint, and leaves it after a failure. Between attempts there is a growing random pause, so that the clients
 of a dead member do not reach the next one at the same time.

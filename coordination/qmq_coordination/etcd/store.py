@@ -5,6 +5,13 @@ CoordinationUnavailable. A change is made once, or is certainly not made, or rai
 
 If a member of etcd crashes: calls go to the next one, watches resume there from their last event (watch). If this process crashes: its
 leases end. If no member can be reached: calls raise CoordinationUnavailable after the total deadline, watches wait.
+
+`protect` makes etcd's own users: a client's certificate decides which keys the client may read and write. etcd runs with
+--client-cert-auth, and uses the common name of a client's certificate as the name of its user. So users have no passwords here: `root` may
+do everything, one user may read and write the keys under a prefix, and no other user may do anything. The members present certificates to
+each other, too; their user exists for their health checks, which etcd would otherwise log as errors.
+
+Each step may be repeated, so an interrupted run is repeated from its beginning.
 """
 
 from __future__ import annotations
@@ -14,6 +21,7 @@ import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -34,8 +42,9 @@ from qmq_coordination.coordination_store import (
     TxnResult,
     WatchedChanges,
 )
-from qmq_coordination.etcd.calls import CALL_S, TOTAL_S, EtcdCalls, LeaseExists, TryAgain
+from qmq_coordination.etcd.calls import CALL_S, TOTAL_S, EtcdCalls, LeaseExists, TryAgain, UserOrRoleExists
 from qmq_coordination.etcd.channel import (
+    AUTH_ENABLE,
     COMPACT,
     DELETE_RANGE,
     LEASE_GRANT,
@@ -43,17 +52,38 @@ from qmq_coordination.etcd.channel import (
     LEASE_REVOKE,
     PUT,
     RANGE,
+    ROLE_ADD,
+    ROLE_GRANT_PERMISSION,
     STATUS,
     TXN,
+    USER_ADD,
+    USER_GRANT_ROLE,
     Channels,
     EtcdEndpoint,
     EtcdTls,
     Rotation,
     parse_endpoint,
 )
-from qmq_coordination.etcd.users import protect
 from qmq_coordination.etcd.values import Converter
 from qmq_coordination.etcd.watch import Watcher
+
+ROOT: Final = "root"
+"""The name of etcd's administrator, and of its role, which always exist."""
+
+
+async def protect(calls: EtcdCalls, user: str, member: str, key: bytes, range_end: bytes) -> None:
+    """Create the users and the role, and turn on access control. Raises CoordinationError, CoordinationUnavailable."""
+    for name in (ROOT, user, member):
+        with suppress(UserOrRoleExists):
+            await calls.read(USER_ADD, pb.AuthUserAddRequest(name=name, options=pb.UserAddOptions(no_password=True)))
+    with suppress(UserOrRoleExists):
+        await calls.read(ROLE_ADD, pb.AuthRoleAddRequest(name=user))
+    permission = pb.Permission(perm_type=pb.Permission.READWRITE, key=key, range_end=range_end)
+    await calls.read(ROLE_GRANT_PERMISSION, pb.AuthRoleGrantPermissionRequest(name=user, perm=permission))
+    for name in (ROOT, user):
+        await calls.read(USER_GRANT_ROLE, pb.AuthUserGrantRoleRequest(user=name, role=name))
+    await calls.read(AUTH_ENABLE, pb.AuthEnableRequest())
+
 
 _LEASES: Final = 2**63 - 1
 
@@ -204,7 +234,7 @@ class EtcdStore:
             return EtcdMember(endpoint.address)
 
     async def protect(self, user: str, member: str, prefix: str) -> None:
-        """Turn on etcd's access control for users that certificates name: see users.py. Afterwards only `root` may do this."""
+        """Turn on etcd's access control for users that certificates name (`protect`). Afterwards only `root` may do this."""
         await protect(self._calls, user, member, *self._converter.span(prefix, is_prefix=True))
 
     async def close(self) -> None:

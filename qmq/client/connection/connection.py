@@ -49,8 +49,8 @@ from qmq.errors import (
 from qmq.process.event_loop import EventLoopTick
 from qmq.rpc.network import NETWORK, Network
 from qmq.rpc.server_name import ANY_SERVER, ServerName
+from qmq.security.principal import TokenSource, no_token
 from qmq.security.tls import ended_unheard, tls_failed
-from qmq.security.token_source import TokenSource, no_token
 from qmq.wire import frame as frames
 from qmq.wire import frame_payloads as wire
 from qmq.wire import reachable

@@ -3,7 +3,7 @@
 DueDispatcher            (dispatcher.py)    takes due messages of all subjects, and has each batch planned in the log before it leaves
 SubjectDispatcher        (dispatcher.py)    decides which destination gets the next batch of one subject, and keeps what cannot be sent
 DueDestination           (dispatcher.py)    the window of a broker group or a partition, with its connection
-DueBatcher               (due_batcher.py)   messages that wait to be planned; makes batches of them. Pure
+DueBatcher               (due_window.py)    messages that wait to be planned; makes batches of them. Pure
 DueWindow, DueBatch      (due_window.py)    the batches of one broker group or partition; decides what an answer means. Pure
 """
 

@@ -34,8 +34,7 @@ from qmq.client.connection.pool import ConnectionPool
 from qmq.client.metadata.cache import Ordering
 from qmq.client.producing.group_sender import MasterConnection
 from qmq.client.producing.ordered.partition_sender import Keys
-from qmq.delay.dispatcher.due_batcher import DueBatcher, Limits, encoded, size_of
-from qmq.delay.dispatcher.due_window import DueBatch, DueWindow
+from qmq.delay.dispatcher.due_window import DueBatch, DueBatcher, DueWindow, Limits, encoded, size_of
 from qmq.delay.interfaces import Draft, DueMessage, PlanLog, SchedulePlace
 from qmq.delivery.balancer import Balancer
 from qmq.delivery.partitioner import Partitioner

@@ -22,7 +22,7 @@ from qmq.client.group_reading import GroupReading, reading_of
 from qmq.errors import NotAuthenticated, QuotaExceeded
 from qmq.integrations.http.requests import Receive, Settle
 from qmq.model import check_name
-from qmq.rpc.fair_share import payer
+from qmq.rpc.strangers import payer
 
 HELD_MAX: Final = 10_000
 IDLE_S: Final = 10.0

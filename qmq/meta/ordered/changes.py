@@ -36,11 +36,9 @@ from qmq_coordination.coordination_store import CoordinationStore, Delete, KeyVa
 from qmq_coordination.ordered_records import Fence, change_key, fence_key, groups_prefix, latest_key, route_key, stale_prefix
 from qmq_coordination.subjects import decode_subject, subject_key
 from qmq_coordination.view import ClusterView
-from qmq_ordering.algebra import merge, move, next_route, split
-from qmq_ordering.changes import PhaseEvent, step
+from qmq_ordering.changes import PhaseEvent, merge, move, next_route, split, step
 from qmq_ordering.lanes import GroupRecord
-from qmq_ordering.range_cuts import cut_by_load
-from qmq_ordering.routes import FENCED, Change, Phase, PhysicalPartition, Route
+from qmq_ordering.routes import FENCED, Change, Phase, PhysicalPartition, Route, cut_by_load
 
 from qmq.errors import (
     CoordinationError,

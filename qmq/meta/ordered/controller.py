@@ -22,11 +22,9 @@ from qmq_ordering.lanes import GroupRecord
 from qmq_ordering.routes import Change, Phase, Route
 
 from qmq.errors import CoordinationError, LeaseNotFound, QmqError
-from qmq.meta.calls import PartitionMasters, at_once
-from qmq.meta.meta_timing import TIMING, MetaTiming
+from qmq.meta.calls import TIMING, MetaTiming, PartitionMasters, at_once
 from qmq.meta.ordered.changes import RouteChanges
-from qmq.meta.ordered.group_starts import DELETE, Start
-from qmq.meta.ordered.groups import Members, Records
+from qmq.meta.ordered.groups import DELETE, Members, Records, Start
 from qmq.meta.ordered.placement import Forgetting, Placing
 from qmq.meta.ordered.rounds import GroupRounds, RoundOutcome
 from qmq.process.event_loop import Clock

@@ -30,16 +30,15 @@ from dataclasses import replace
 from typing import Final
 
 from qmq_coordination.coordination_store import Delete, KeyValue, Put, absent, unchanged
-from qmq_coordination.delivery_settings import PAUSES, PauseKind, Whom, pause_key, settings_key
 from qmq_coordination.ordered_records import assignment_key, group_record_key, member_key
+from qmq_coordination.subjects import PAUSES, PauseKind, Whom, pause_key, settings_key
 from qmq_ordering.lanes import Frontier, FrontierPiece, Gate, GroupRecord, first_frontier
 from qmq_ordering.routes import LpRange, PhysicalPartition, Route
 
 from qmq.errors import CoordinationUnknown, InvalidArgument, LaneNotOpen, NotConnected, QmqError, RouteConflict
 from qmq.meta.calls import PartitionMasters
 from qmq.meta.ordered.changes import Arrow, nowhere
-from qmq.meta.ordered.group_starts import DELETE, UNPARK, Start
-from qmq.meta.ordered.groups import Records
+from qmq.meta.ordered.groups import DELETE, UNPARK, Records, Start
 from qmq.proto.v1 import control_pb2 as control
 
 

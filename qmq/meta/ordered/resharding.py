@@ -38,13 +38,12 @@ from qmq_coordination.broker_groups import Mode
 from qmq_coordination.coordination_store import CoordinationStore
 from qmq_coordination.ordered_records import OrderedState, decision_key, policy_key
 from qmq_coordination.view import ClusterView
-from qmq_ordering.algebra import move
+from qmq_ordering.changes import move
 from qmq_ordering.resharding import LoadHistory, PartitionLoad, ReshardDecision, ReshardPolicy, decide
 from qmq_ordering.routes import Change, Phase, PhysicalPartition, Route
 
 from qmq.errors import CoordinationUnknown, InvalidArgument, QmqError, RouteConflict
-from qmq.meta.calls import PartitionMasters, at_once
-from qmq.meta.meta_timing import TIMING, MetaTiming
+from qmq.meta.calls import TIMING, MetaTiming, PartitionMasters, at_once
 from qmq.meta.ordered.controller import Controller
 from qmq.meta.ordered.rounds import EVERYTHING, GroupLaneProgress, with_unwritten
 from qmq.model import Fencing, SubjectConfig

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from qmq_coordination.broker_groups import BrokerGroupState, Health
-from qmq_coordination.delivery_settings import PauseKind
+from qmq_coordination.subjects import PauseKind
 from qmq_coordination.view import ClusterView
 
 from qmq.meta.server import MetaServer

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final
 from qmq.broker.broker import Broker
 from qmq.broker.connection.server import DataServer
 from qmq.broker.replica_time import ReplicaTime
-from qmq.metrics.figures import COUNTER, GAUGE, Figure, FigureSource, Reading, one
-from qmq.metrics.readiness import Readiness
+from qmq.metrics.figures import COUNTER, GAUGE, Figure, FigureSource, Readiness, Reading, one
 from qmq.node.metrics.broker import BrokerSource, LogSource, TieringSource
 from qmq.node.metrics.delay import DelaySource
 from qmq.node.metrics.groups import GroupsSource
@@ -22,8 +21,7 @@ from qmq.proto.v1 import control_pb2 as pb
 from qmq.rpc.network import NETWORK, Network
 from qmq.security.access import AccessControl
 from qmq.security.access_rules import AccessMode
-from qmq.security.expiry import left_s, now
-from qmq.security.tls import Credentials
+from qmq.security.tls import Credentials, left_s, now
 
 if TYPE_CHECKING:
     from qmq.metrics.endpoint import MetricsServer
@@ -73,7 +71,7 @@ def figures_by_role() -> dict[str, Sequence[Figure]]:
     """All metrics of each role, for docs/reference/metrics.md."""
     from qmq.client.metrics import ClientSource
     from qmq.gateway.server import GatewaySource
-    from qmq.metrics.exposition import LEFT_OUT
+    from qmq.metrics.endpoint import LEFT_OUT
     from qmq.node.metrics.copies import LakeMetrics, MirrorMetrics
     from qmq.node.metrics.meta import MetaSource
     from qmq.node.metrics.replica import CoordinationSource

@@ -25,7 +25,7 @@ from qmq.log.recovery import open_store
 from qmq.log.segment_index import SegmentIndex
 from qmq.log.store import PendingEntry, Store
 from qmq.log.taken_segments import CannotTake, take_segments
-from qmq.meta.cluster_access import server_network
+from qmq.meta.access import server_network
 from qmq.node.metrics.replica import CountedStore
 from qmq.node.process import Environment, EtcdOptions
 from qmq.node.replica import repair
@@ -33,7 +33,7 @@ from qmq.process.address import host_of
 from qmq.process.event_loop import Clock
 from qmq.rpc.server_name import ServerName
 from qmq.security.access import AccessConfig
-from qmq.tiering.stored_beginning import StoredBeginnings
+from qmq.tiering.stored_reads import StoredBeginnings
 
 if TYPE_CHECKING:
     from qmq_coordination.coordination_store import CoordinationStore

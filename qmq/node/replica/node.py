@@ -33,7 +33,7 @@ from qmq.errors import CoordinationError, DiskFull, QmqError, Unavailable
 from qmq.log.checkpoint import close_store
 from qmq.log.log_config import Flush
 from qmq.log.store import Store
-from qmq.meta.cluster_access import follow_access
+from qmq.meta.access import follow_access
 from qmq.node import process
 from qmq.node.audit_subject import audit_subject_of
 from qmq.node.metrics import serving
@@ -56,13 +56,11 @@ from qmq.security.audit import AuditLog
 from qmq.text import joined
 from qmq.tiering.object_store import READ_RETRY_S, READ_S, open_objects
 from qmq.tiering.segment_copier import SegmentCopier
-from qmq.tiering.stored_beginning import StoredBeginnings
-from qmq.tiering.stored_reads import StoredReads
+from qmq.tiering.stored_reads import StoredBeginnings, StoredReads
 
 if TYPE_CHECKING:
     from qmq.metrics.endpoint import MetricsServer
-    from qmq.metrics.figures import FigureSource
-    from qmq.metrics.readiness import Readiness
+    from qmq.metrics.figures import FigureSource, Readiness
     from qmq.node.replica.context import ReplicaConfig
 
 log = logging.getLogger("qmq.node")

@@ -40,7 +40,7 @@ from qmq_replication.ready import Role
 
 from qmq.broker.broker import Broker
 from qmq.errors import CoordinationError, InvalidArgument, NotMaster, Outcome, QmqError, Unavailable
-from qmq.metrics.readiness import Readiness
+from qmq.metrics.figures import Readiness
 from qmq.model import check_name
 from qmq.node.replica import repair
 from qmq.process.event_loop import Clock

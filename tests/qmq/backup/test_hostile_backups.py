@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.backup.cluster_items import decode_items
 from qmq.backup.manifest import (
     VERSION,
     BackedUpFile,
@@ -19,6 +18,7 @@ from qmq.backup.manifest import (
     BackedUpSegment,
     BackupManifest,
     ChunkedBytes,
+    decode_items,
     decode_manifest,
     digest_of,
 )

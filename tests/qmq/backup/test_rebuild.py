@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from live_cluster import GROUP, KEYS, LATER, ORDERED, PLAIN, History, LiveCluster, objects_in, require_order, rest, running
 from qmq_coordination.etcd.process import EtcdProcess
-from qmq_ordering.algebra import first_route, merge, move, next_route, split
+from qmq_ordering.changes import first_route, merge, move, next_route, split
 from qmq_ordering.hashing import logical_partition
 from qmq_ordering.routes import Change, LpRange, Route
 from qmq_replication.identity import new
 from qmq_replication.membership import ReplicaMembership
 
-from qmq.backup.cluster_items import decode_items
+from qmq.backup.manifest import decode_items
 from qmq.backup.rebuild import CountEvidence, FolderEvidence, PartitionEvidence, deduce, look_into, put_rebuilt, rebuilt_keys
 from qmq.errors import FolderInUse, InvalidArgument, NotEmpty
 from qmq.model import Order, SubjectConfig

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import pytest
 from lane_support import SUBJECT, world
-from qmq_coordination.delivery_settings import EVERY, PauseKind, PauseRecord, SettingsRecord, Whom, pause_key, settings_key
 from qmq_coordination.embedded import EmbeddedStore
+from qmq_coordination.subjects import EVERY, PauseKind, PauseRecord, SettingsRecord, Whom, pause_key, settings_key
 from qmq_coordination.view import ClusterView
 from support import node_config, running
 

@@ -7,8 +7,8 @@ import numpy.typing as npt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.delay.bucket_slices import Sieve, sift
 from qmq.delay.interfaces import INDEX_ROW
+from qmq.delay.wheel import Sieve, sift
 
 
 class Index:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.delay.lateness import Lateness
+from qmq.delay.plan_log import Lateness
 
 
 def test_figures_are_about_the_last_minute_and_the_total_about_all() -> None:

@@ -20,7 +20,7 @@ from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.ordered_records import FENCES, ROUTES, Fence, OrderedState, latest_key, ordered_state, route_key
 from qmq_coordination.subjects import SubjectCatalog
 from qmq_coordination.view import ClusterView
-from qmq_ordering.algebra import first_route
+from qmq_ordering.changes import first_route
 from qmq_ordering.lanes import Frontier
 from qmq_ordering.routes import FENCED, LpRange, Phase
 from qmq_replication.membership import ReplicaMembership

@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
-from qmq_coordination.delivery_settings import EVERY, PauseKind, PauseRecord, SettingsRecord, Whom, pause_key, settings_key
 from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.subjects import SubjectCatalog
+from qmq_coordination.subjects import EVERY, PauseKind, PauseRecord, SettingsRecord, SubjectCatalog, Whom, pause_key, settings_key
 from qmq_coordination.view import ClusterView
 from support import ManualClock
 from support.stores import Fault, FaultyStore

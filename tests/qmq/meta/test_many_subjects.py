@@ -8,7 +8,7 @@ from qmq_coordination.ordered_records import OrderedState
 from qmq_coordination.view import ClusterView
 from support import eventually
 
-from qmq.meta.meta_timing import MetaTiming
+from qmq.meta.calls import MetaTiming
 from qmq.meta.server import MetaConfig, MetaServer
 from qmq.model import SubjectConfig
 from qmq.proto.v1 import meta_pb2 as pb

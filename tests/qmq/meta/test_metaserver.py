@@ -30,7 +30,7 @@ from qmq.errors import (
     UnknownSubject,
 )
 from qmq.meta import watchers as watching
-from qmq.meta.meta_timing import TIMING
+from qmq.meta.calls import TIMING
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.rpc.channel import typed_error

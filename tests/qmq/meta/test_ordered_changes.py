@@ -11,7 +11,7 @@ from meta_support import SUBJECT, KilledError, Killer, World, numbers
 from qmq_coordination.broker_groups import group_key
 from qmq_coordination.coordination_store import Put
 from qmq_coordination.ordered_records import FENCES, change_key, fence_key
-from qmq_ordering.algebra import merge, move, split
+from qmq_ordering.changes import merge, move, split
 from qmq_ordering.routes import FENCED, Change, Phase, Route
 from support.stores import Fault, FaultyStore
 

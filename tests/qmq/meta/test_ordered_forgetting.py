@@ -6,13 +6,13 @@ from contextlib import nullcontext
 
 import pytest
 from meta_support import SUBJECT, KilledError, Killer, World
-from qmq_coordination.delivery_settings import PAUSES, settings_key
 from qmq_coordination.ordered_records import MemberRecord, assignment_key, group_record_key, member_key
+from qmq_coordination.subjects import PAUSES, settings_key
 from qmq_ordering.lanes import Gate
 from support.stores import Fault, FaultyStore
 
 from qmq.errors import CoordinationUnknown, InvalidArgument, LaneNotOpen, NotConnected, UnknownGroup
-from qmq.meta.ordered.group_starts import DELETE, Start
+from qmq.meta.ordered.groups import DELETE, Start
 
 ARROWS = ["before delete", "behind delete", "before forget", "behind forget", "before delete record", "behind delete record"]
 KEPT = (

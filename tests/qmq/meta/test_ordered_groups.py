@@ -11,13 +11,13 @@ from random import Random
 import pytest
 from meta_support import LPS, SUBJECT, KilledError, Killer, Lanes, World
 from qmq_coordination.ordered_records import MemberRecord, assignment_key, group_record_key, member_key
-from qmq_ordering.algebra import first_route, merge, move, next_route, split
+from qmq_ordering.changes import first_route, merge, move, next_route, split
 from qmq_ordering.lanes import Assignment, Frontier, Gate, GroupRecord, first_frontier
 from qmq_ordering.routes import LpRange, Route
 from support.stores import Fault, FaultyStore
 
 from qmq.errors import InvalidArgument, LaneNotOpen, NotConnected, UnknownGroup
-from qmq.meta.ordered.group_starts import Start
+from qmq.meta.ordered.groups import Start
 from qmq.meta.ordered.rounds import RoundOutcome, mark_passed
 from qmq.proto.v1 import control_pb2 as control
 

@@ -11,7 +11,7 @@ from meta_support import Brokers, Watchful
 from qmq_coordination.coordination_store import CoordinationStore, LeaseId
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.ordered_records import LEADER, MemberRecord, member_key
-from qmq_ordering.algebra import first_route
+from qmq_ordering.changes import first_route
 from qmq_ordering.lanes import Assignment, Lane, Readable
 from qmq_ordering.routes import LpRange, PhysicalPartition
 from support.stores import Fault, FaultyStore

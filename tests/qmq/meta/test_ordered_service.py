@@ -14,7 +14,7 @@ from qmq_coordination.broker_groups import group_key
 from qmq_coordination.coordination_store import CoordinationStore
 from qmq_coordination.ordered_records import LEADER, group_record_key
 from qmq_coordination.view import ClusterView
-from qmq_ordering.algebra import move
+from qmq_ordering.changes import move
 from qmq_ordering.lanes import GroupRecord
 from support import eventually
 
@@ -34,7 +34,7 @@ from qmq.errors import (
     UnknownGroup,
     UnknownPartition,
 )
-from qmq.meta.meta_timing import MetaTiming
+from qmq.meta.calls import MetaTiming
 from qmq.meta.ordered.changes import RouteChanges
 from qmq.process.event_loop import SystemClock
 from qmq.proto.v1 import control_pb2 as control

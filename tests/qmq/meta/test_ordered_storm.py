@@ -14,13 +14,13 @@ import pytest
 from meta_support import LPS, SUBJECT, KilledError, Lanes, World
 from qmq_coordination.broker_groups import group_key
 from qmq_coordination.ordered_records import FENCES, Fence, MemberRecord, assignment_key, member_key
-from qmq_ordering.algebra import merge, move, split
+from qmq_ordering.changes import merge, move, split
 from qmq_ordering.lanes import Assignment, Gate
 from qmq_ordering.routes import Change, LpRange, Route
 from support.stores import Fault, FaultyStore
 
 from qmq.errors import QmqError
-from qmq.meta.ordered.group_starts import Start
+from qmq.meta.ordered.groups import Start
 
 FAULTS = (Fault.UNANSWERED, Fault.LOST, Fault.DELAYED)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from qmq.metrics.exposition import Page
+from qmq.metrics.endpoint import Page
 from qmq.metrics.figures import FigureSource
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
-from qmq.metrics.exposition import Collector
+from qmq.metrics.endpoint import Collector
 from qmq.metrics.figures import COUNTER, GAUGE, HISTOGRAM, Durations, Figure, Reading, one
 from qmq.node.metrics.serving import figures_by_role
 

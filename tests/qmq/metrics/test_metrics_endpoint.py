@@ -9,10 +9,8 @@ import pytest
 from metric_pages import OPENMETRICS, Values, ask, get
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from qmq.metrics.endpoint import CONNECTIONS_MAX, HEAD_BYTES_MAX, MetricsServer
-from qmq.metrics.exposition import Page
-from qmq.metrics.figures import COUNTER, GAUGE, SLICE, Figure, Reading, one
-from qmq.metrics.readiness import Readiness
+from qmq.metrics.endpoint import CONNECTIONS_MAX, HEAD_BYTES_MAX, MetricsServer, Page
+from qmq.metrics.figures import COUNTER, GAUGE, SLICE, Figure, Readiness, Reading, one
 from qmq.rpc.network import NETWORK
 
 ROWS = 10 * SLICE + 7

@@ -11,8 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from qmq_coordination.broker_groups import ReplicaRecord, replica_key
-from qmq_coordination.cluster_identity import CLUSTER
+from qmq_coordination.broker_groups import CLUSTER, ReplicaRecord, replica_key
 from qmq_coordination.coordination_store import Put
 from qmq_coordination.ordered_records import stale_prefix
 from qmq_coordination.view import ClusterView

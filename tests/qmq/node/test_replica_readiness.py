@@ -10,7 +10,7 @@ import pytest
 from support import eventually, node_config, running
 from support.stores import SharedStore
 
-from qmq.metrics.readiness import Readiness
+from qmq.metrics.figures import Readiness
 from qmq.node.broker import broker_node
 from qmq.node.process import EtcdOptions
 from qmq.node.replica.context import ReplicaConfig

@@ -27,8 +27,7 @@ from qmq.node.replica import repair
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
 from qmq.rpc.channel import answering
-from qmq.rpc.listener import RpcBounds, RpcListener
-from qmq.rpc.server import rpc_server
+from qmq.rpc.server import RpcBounds, RpcListener, rpc_server
 from qmq.rpc.server_name import ServerName
 from qmq.wire.batch import ENVELOPE_BYTES, Kind, place
 

@@ -14,8 +14,7 @@ import msgspec
 import pytest
 from support import SmallDisk, eventually
 
-from qmq.delay.schedule_description import describe_schedule
-from qmq.delay.service import DelayIdentity, DelayService
+from qmq.delay.service import DelayIdentity, DelayService, describe_schedule
 from qmq.errors import NotMaster
 from qmq.limits import MIB
 from qmq.log import checkpoint as checkpoints

@@ -16,7 +16,7 @@ from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.ordered_records import change_key, latest_key, route_key
 from qmq_coordination.subjects import SubjectCatalog
 from qmq_coordination.view import ClusterView
-from qmq_ordering.algebra import first_route, next_route, split
+from qmq_ordering.changes import first_route, next_route, split
 from support import eventually
 from support.stores import FaultyStore
 

@@ -13,11 +13,9 @@ import pytest
 from support import node_config, running
 
 from qmq.errors import QmqError
-from qmq.rpc.bodies import RequestBodies, late_stream, late_unary
 from qmq.rpc.channel import abort
-from qmq.rpc.listener import RpcBounds, RpcListener
 from qmq.rpc.network import NETWORK
-from qmq.rpc.server import rpc_server
+from qmq.rpc.server import RequestBodies, RpcBounds, RpcListener, late_stream, late_unary, rpc_server
 from qmq.rpc.strangers import StrangerBounds
 
 LONG_S = 3600.0

@@ -28,9 +28,8 @@ from qmq.node.dev_node import Node
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
 from qmq.rpc.channel import RenewedChannel, typed_error
-from qmq.rpc.listener import RpcBounds, RpcListener
 from qmq.rpc.network import NETWORK
-from qmq.rpc.server import NameCheck, rpc_server
+from qmq.rpc.server import NameCheck, RpcBounds, RpcListener, rpc_server
 from qmq.rpc.server_name import ANY_SERVER, ServerName, always
 
 PARTS = st.sampled_from(["", "a", "b"])

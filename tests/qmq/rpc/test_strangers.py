@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.rpc.bodies import peer_host
+from qmq.rpc.server import peer_host
 from qmq.rpc.strangers import BYTES_PER_S, PROOFS_PER_S, StrangerBounds, Strangers, network_of
 from qmq.security.principal import peer_address
 

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from support import eventually
 
 from qmq.errors import InvalidArgument
-from qmq.rpc.fair_share import SharedPlaces
+from qmq.rpc.strangers import SharedPlaces
 from qmq.rpc.web_server import ServedCertificate, WebServer, proven
 from qmq.security.certificates import create_authority, issue
 

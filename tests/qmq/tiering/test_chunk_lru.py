@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq.log.segment_index import SegmentIndex
-from qmq.tiering.chunk_lru import ChunkKey, ChunkLru, to_fetch
+from qmq.tiering.stored_reads import ChunkKey, ChunkLru, to_fetch
 
 INDEX = SegmentIndex(1000, 95, 10, tuple(range(10)), b"")
 

@@ -16,8 +16,7 @@ from qmq.errors import Overloaded
 from qmq.log.segments import segment_name
 from qmq.log.store import Store
 from qmq.tiering.object_store import Objects, StoreAway, open_objects
-from qmq.tiering.segment_copier import CopierPace, SegmentCopier, sealed_segments
-from qmq.tiering.segment_copying import SegmentCopying
+from qmq.tiering.segment_copier import CopierPace, SegmentCopier, SegmentCopying, sealed_segments
 from qmq.tiering.stored_reads import StoredReads
 from qmq.tiering.stored_segment import ObjectNames, SealedSegment
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.tiering.segment_catalog import CatalogStep, LogBounds, SegmentCatalog, Task, decode_catalog
-from qmq.tiering.stored_segment import SealedSegment
+from qmq.tiering.stored_segment import CatalogStep, LogBounds, SealedSegment, SegmentCatalog, Task, decode_catalog
 
 SEGMENTS = [SealedSegment(base, 10) for base in range(0, 100, 10)]
 

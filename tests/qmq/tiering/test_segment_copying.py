@@ -16,8 +16,7 @@ from qmq.errors import InvalidArgument
 from qmq.log.segments import segment_name
 from qmq.log.store import Store
 from qmq.tiering.object_store import Objects, StoreAway, open_objects
-from qmq.tiering.segment_copier import sealed_segments
-from qmq.tiering.segment_copying import Interrupted, SegmentConflict, SegmentCopying, SegmentDamaged
+from qmq.tiering.segment_copier import Interrupted, SegmentConflict, SegmentCopying, SegmentDamaged, sealed_segments
 from qmq.tiering.stored_segment import ObjectNames, SealedSegment
 
 NAMES = ObjectNames("g")

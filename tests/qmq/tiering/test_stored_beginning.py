@@ -20,10 +20,8 @@ from qmq.log.recovery import open_store
 from qmq.log.store import PendingEntry, Store
 from qmq.log.taken_segments import CannotTake, take_segments
 from qmq.tiering.object_store import Objects, ObstoreObjects
-from qmq.tiering.segment_copier import sealed_segments
-from qmq.tiering.segment_copying import SegmentCopying
-from qmq.tiering.stored_beginning import StoredBeginnings, follow_manifests
-from qmq.tiering.stored_reads import StoredReads
+from qmq.tiering.segment_copier import SegmentCopying, sealed_segments
+from qmq.tiering.stored_reads import StoredBeginnings, StoredReads, follow_manifests
 from qmq.tiering.stored_segment import Manifest, ObjectNames, SealedSegment
 from qmq.wire.batch import Kind
 

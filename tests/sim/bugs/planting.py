@@ -9,7 +9,7 @@ from qmq_replication.coordinator import Coordinator
 from qmq_replication.core import Replica
 from qmq_replication.election import Election
 from qmq_replication.leader import Leader
-from qmq_replication.state import ReplicaState
+from qmq_replication.ready import ReplicaState
 
 from sim.node import Node
 

@@ -12,8 +12,7 @@ from typing import Any
 from qmq_replication.core import Replica
 from qmq_replication.election import Election
 from qmq_replication.leader import Leader, PeerProgress
-from qmq_replication.ready import Ack, Append, LogReset, Mismatch, Promise, PromiseRequest, Refusal, Role
-from qmq_replication.state import ReplicaState
+from qmq_replication.ready import Ack, Append, LogReset, Mismatch, Promise, PromiseRequest, Refusal, ReplicaState, Role
 
 from sim.bugs.planting import in_election, in_leader, in_replica, in_state, in_step
 
