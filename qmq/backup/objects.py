@@ -7,8 +7,8 @@ running/…               see qmq/backup/prune.py
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final, Protocol
+from collections.abc import Iterator
+from typing import Final
 
 from qmq.backup.manifest import (
     CHUNK_PREFIX,
@@ -28,20 +28,8 @@ from qmq.tiering.stored_segment import CHUNK_BYTES
 LATEST: Final = ""
 
 
-class ListedObjects(Objects, Protocol):
-    """An object store whose objects can be listed."""
-
-    def names(self, prefix: str) -> list[str]:
-        """The names of the objects whose names begin with `prefix`, a whole path. Raises StoreAway."""
-        ...
-
-    def delete_all(self, names: Sequence[str]) -> None:
-        """Delete these objects, as far as they exist. Raises StoreAway."""
-        ...
-
-
 class BackupObjects:
-    def __init__(self, objects: ListedObjects, *, chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(self, objects: Objects, *, chunk_bytes: int = CHUNK_BYTES) -> None:
         self.store = objects
         self.chunk_bytes = chunk_bytes
         self.copied_bytes = 0

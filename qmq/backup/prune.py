@@ -29,11 +29,11 @@ from enum import StrEnum
 from typing import Final
 
 from qmq.backup.manifest import chunk_name, manifest_name, time_of_backup
-from qmq.backup.objects import BackupObjects, ListedObjects
+from qmq.backup.objects import BackupObjects
 from qmq.errors import BackupDamaged, InvalidArgument, Unavailable
 from qmq.process.event_loop import time_of
 from qmq.text import whole_number
-from qmq.tiering.object_store import StoreAway
+from qmq.tiering.object_store import Objects, StoreAway
 
 log = logging.getLogger("qmq.backup")
 
@@ -78,7 +78,7 @@ def mark_of(name: str) -> Mark | None:
 class RunningMarks:
     """Writes and lists marks. The calls block: use a thread."""
 
-    def __init__(self, objects: ListedObjects) -> None:
+    def __init__(self, objects: Objects) -> None:
         self._objects = objects
 
     def put(self, work: Work, now_ms: int) -> Mark:

@@ -48,13 +48,13 @@ from qmq.backup.manifest import (
     group_items,
 )
 from qmq.backup.objects import BackupObjects
+from qmq.delay.files import SCHEDULE
 from qmq.delay.schedule import Schedule
 from qmq.errors import BackupNotFound, CoordinationUnknown, InvalidArgument, NotEmpty
 from qmq.log.disk import Disk
 from qmq.log.segments import segment_name
 from qmq.model import check_name
 from qmq.node import process
-from qmq.node.schedule_transfer import SCHEDULE
 from qmq.process.files import make_private
 
 KEYS_PUT: Final = 64

@@ -1,4 +1,4 @@
-"""Cancel, move and show single messages, on the master. Implements `qmq.delay.interfaces.DelayAdmin`.
+"""Cancel, move and show single messages, on the master.
 
 A message is *pending* until a plan has it. The first of plan and cancellation wins, decided here in one thread: a message that the
 dispatcher has is taken back (`withdraw`), for a planned one it is too late. The answer is sent when the action is committed. What is shown
@@ -52,7 +52,9 @@ class EngineAdmin:
         """Cancelled and moved messages since the process began."""
 
     async def cancel(self, delayed: DelayedId) -> DueMessage:
-        """See `DelayAdmin`. A repeated call has the same result."""
+        """Cancel a message. Returns when that is committed. A repeated call has the same result. Raises TooLate, MessageNotFound, NotMaster
+        (outcome unknown).
+        """
         engine = self._engine()
         place = engine.schedule.find(delayed)
         if engine.schedule.state_of(place) == _CANCELLED:
@@ -126,7 +128,11 @@ class EngineAdmin:
     async def listed(
         self, subject: str, from_ms: int, to_ms: int, after: tuple[int, str], most: int, is_half: bool = False
     ) -> tuple[list[DueMessage], tuple[int, str] | None]:
-        """See `DelayAdmin`. One call examines a few thousand messages, while deliveries wait."""
+        """Pending messages of the subject ("": of all) with from <= due < to (0: no limit), after (due, id), in that order. With `is_half`,
+        only messages that wait for a decision. Also returns the (due, id) after which the next page begins, or None at the end: a page may
+        have fewer messages than asked for although more follow. One call examines a few thousand messages, while deliveries wait. Raises
+        InvalidArgument.
+        """
         async with self._committed_read() as schedule:
             return self._page(schedule, subject, from_ms, to_ms, after, most, is_half)
 
@@ -156,7 +162,7 @@ class EngineAdmin:
         return message.due_ms, str(self.id_of(message))
 
     def id_of(self, message: DueMessage) -> DelayedId:
-        """See `DelayAdmin`. A run has the id of its recurring message."""
+        """The message's public id; a run has the id of its recurring message."""
         digits = message.message_id.hex()
         first = message.headers.get(SCHEDULE_ID, b"") if message.flags & _RECURRING else b""
         if _DIGITS.fullmatch(first):

@@ -33,7 +33,7 @@ from qmq.client.producing.producer import ProducerIds
 from qmq.delay.admin import EngineAdmin, check_due
 from qmq.delay.config import DelayConfig
 from qmq.delay.dispatcher.dispatcher import DueDispatcher
-from qmq.delay.engine import Engine, SettlingClock
+from qmq.delay.engine import Engine
 from qmq.delay.plan_log import StorePlanLog
 from qmq.delay.recurrence import check as check_recurrence
 from qmq.delay.schedule import PendingCounts
@@ -203,7 +203,7 @@ class DelayWork:
         self.engine: Engine | None = None
         """While this replica is master."""
         self.admin = EngineAdmin(self.require_engine, group, settings.delay_ms_max)
-        self.timekeeper: SettlingClock | None = clock if isinstance(clock, SteadyClock) else None
+        self.timekeeper: SteadyClock | None = clock if isinstance(clock, SteadyClock) else None
         self._group, self._settings, self._config = group, settings, config
         self._clock = clock
         self._make_links = links

@@ -9,6 +9,13 @@ A bucket has the messages that are due in one span of time, in three append file
 
 NAME is the bucket's beginning in UTC. The state of each message (`DispatchMark`) is read from the dispatch log at first use: most buckets
 are not used for months.
+
+Reading ahead: the schedule logs of near buckets are read once, in order, before their messages become due. Each large batch is checked and
+gets an outline (batches.py), so that its messages can be read singly; and the bytes are in the page cache. A *piece* of a log is read at a
+time, in a thread, with pauses in between: nothing waits for it, since a batch without an outline is read whole, and checked then.
+
+Damage is logged, and reading the message later raises the error. After a damaged envelope no batch can be found, so reading ahead ends
+there for that log.
 """
 
 from __future__ import annotations
@@ -22,19 +29,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
 from operator import itemgetter
+from pathlib import Path
 from struct import Struct, error
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from qmq.delay.batches import BatchCache, StoredBatch
+from qmq.delay.batches import OUTLINED_BYTES_MIN, BatchCache, BatchOutline, StoredBatch, is_outlined
 from qmq.delay.dispatch_log import DispatchMark, decode_records, encode_record
 from qmq.delay.files import DONE, IDX, LOG, TAIL_BYTES_MAX, AppendFile, AppendFiles, Grown, damaged, read_written
 from qmq.delay.interfaces import INDEX_ROW, DueMessage, Places, SchedulePlace
 from qmq.errors import CorruptBatch, DiskFull, LogDamaged, MessageNotFound
+from qmq.limits import BATCH_BYTES_MAX, KIB, MIB
 from qmq.log.disk import Disk
-from qmq.wire.batch import ENVELOPE_BYTES, Kind, parse_envelope, place
+from qmq.wire.batch import BATCH_BYTES_MIN, ENVELOPE_BYTES, Kind, parse_envelope, place
 from qmq.wire.batch_columns import REGION, REGION_BYTES, UNREADABLE, RegionHeader
 
 _FILE: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z\.(log|idx|done)")
@@ -250,7 +259,7 @@ class Bucket:
 
 
 class BucketReader:
-    """A bucket's index at one moment. Safe in a thread; see `qmq.delay.interfaces.RowReader`."""
+    """A bucket's index at one moment. Safe in a thread."""
 
     def __init__(self, disk: Disk, files: AppendFiles, bucket: Bucket) -> None:
         self.count = bucket.count
@@ -526,3 +535,114 @@ def check(bucket: Bucket, cache: BatchCache, planned: Iterable[bytes], bucket_ms
         bucket.load_marks(planned)
         assert known == bucket.marks().tolist()
         assert bucket.settled == sum(mark not in (DispatchMark.PENDING, DispatchMark.PLANNED) for mark in known)
+
+
+PIECE_BYTES: Final = 2 * MIB
+PAUSE_S: Final = 0.01
+"""Pause between two pieces: at most 200 MiB a second."""
+READ_BYTES: Final = 256 * KIB
+"""Bytes of one read, or a whole batch."""
+_TOTAL: Final = Struct("<I")
+_TOTAL_AT: Final = 8
+_LOST: Final = 1 << 62
+
+
+class ReadAheadResult(NamedTuple):
+    """The result of reading one piece."""
+
+    bucket: int
+    end: int
+    """Where the next piece begins."""
+    outlines: list[tuple[int, BatchOutline]]
+    """(position, outline)."""
+    damage: list[tuple[int, str]]
+    """(position, why)."""
+
+
+class ReadAhead:
+    """How far each near bucket's log was read. Call `next_piece` and `note` on the event loop, the piece itself in a thread."""
+
+    def __init__(self, disk: Disk, buckets: Buckets, cache: BatchCache) -> None:
+        self._disk = disk
+        self._buckets = buckets
+        self._cache = cache
+        self._ends: dict[int, int] = {}
+
+    def next_piece(self, near: Sequence[int]) -> ReadAheadPiece | None:
+        """A piece of the first of these buckets that has messages left and enough unread bytes on disk; None if there is none."""
+        self._ends = {number: end for number, end in self._ends.items() if number in near}
+        for number in near:
+            bucket, begin = self._buckets.get(number), self._ends.get(number, 0)
+            if bucket is not None and begin + OUTLINED_BYTES_MIN <= bucket.log.written and bucket.settled < bucket.count:
+                return ReadAheadPiece(self._disk, self._buckets.files.folder / bucket.log.name, number, begin, bucket.log.written)
+        return None
+
+    def note(self, found: ReadAheadResult) -> None:
+        """A piece was run."""
+        if found.bucket not in self._buckets:
+            return
+        self._ends[found.bucket] = found.end
+        for position, outline in found.outlines:
+            self._cache.put_outline(found.bucket, position, outline)
+        for position, why in found.damage:
+            log.error("%s", damaged(self._buckets.require(found.bucket).log.name, position, why))
+
+
+class ReadAheadPiece:
+    """A piece of a schedule log, to be called in a thread."""
+
+    def __init__(self, disk: Disk, path: Path, bucket: int, begin: int, end: int) -> None:
+        self.bucket = bucket
+        self.path = path
+        self._disk = disk
+        self._begin = begin
+        self._end = end
+
+    def __call__(self) -> ReadAheadResult:
+        """Read the piece. Does not raise: unreadable bytes are reported as damage, unless the bucket was deleted."""
+        found = ReadAheadResult(self.bucket, self._end, [], [])
+        try:
+            fd = self._disk.open_read(self.path)
+            try:
+                return found._replace(end=self._walk(fd, found))
+            finally:
+                self._disk.close(fd)
+        except FileNotFoundError:
+            return found._replace(end=_LOST)
+        except (OSError, CorruptBatch) as cause:
+            found.damage.append((self._begin, cause.message if isinstance(cause, CorruptBatch) else str(cause)))
+            return found._replace(end=_LOST)
+
+    def _walk(self, fd: int, found: ReadAheadResult) -> int:
+        """Find the start of the first batch after this piece. Raises CorruptBatch, OSError."""
+        position, stop, wanted = self._begin, min(self._end, self._begin + PIECE_BYTES), READ_BYTES
+        while position < stop:
+            size = min(wanted, self._end - position)
+            data = self._disk.read(fd, size, position)
+            used, wanted = self._batches(data, position, found)
+            if len(data) < size or (not used and wanted > self._end - position):
+                raise CorruptBatch(f"it ends at byte {position + len(data)}, within a batch")
+            position += used
+        return position
+
+    def _batches(self, data: bytes, position: int, found: ReadAheadResult) -> tuple[int, int]:
+        """(how many bytes of `data` are whole batches, how many must be read together for the next one)."""
+        at = 0
+        while at + ENVELOPE_BYTES <= len(data):
+            total = _TOTAL.unpack_from(data, at + _TOTAL_AT)[0]
+            if not BATCH_BYTES_MIN <= total <= BATCH_BYTES_MAX or total & 7:
+                raise CorruptBatch(f"a batch cannot have {total} bytes")
+            if at + total > len(data):
+                return at, max(total, READ_BYTES)
+            if total > OUTLINED_BYTES_MIN:
+                self._look(data[at : at + total], position + at, found)
+            at += total
+        return at, READ_BYTES
+
+    def _look(self, data: bytes, position: int, found: ReadAheadResult) -> None:
+        try:
+            batch = StoredBatch(parse_envelope(data), data[ENVELOPE_BYTES:])
+            if is_outlined(batch.view):
+                found.outlines.append((position, BatchOutline(batch.view)))
+        except CorruptBatch as cause:
+            found.damage.append((position, cause.message))

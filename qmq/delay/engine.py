@@ -17,15 +17,17 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from qmq.broker.parts import ServingBroker
+from qmq.broker.timekeeper import SteadyClock
+from qmq.delay.buckets import PAUSE_S
 from qmq.delay.config import DelayConfig
 from qmq.delay.dispatcher.dispatcher import DueDispatcher
 from qmq.delay.interfaces import BucketStatus, DueMessage, Places, SchedulePlace
-from qmq.delay.loader import PAUSE_S, Loader
+from qmq.delay.loader import Loader
 from qmq.delay.plan_log import StorePlanLog, is_half, is_seed, places_of
 from qmq.delay.schedule import Schedule
 from qmq.delay.wheel import Wheel
@@ -47,20 +49,6 @@ Run = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Runs a blocking function elsewhere; the simulator has no threads."""
 
 
-class SettlingClock(Protocol):
-    """The interface of the timekeeper (qmq/broker/timekeeper.py) that the engine uses."""
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether the time is known yet."""
-        ...
-
-    @property
-    def step_ms(self) -> int:
-        """How far the machine's clock is ahead of the kept time."""
-        ...
-
-
 class Engine:
     """Sends due messages while this replica is master. Call `start` once and `stop` once."""
 
@@ -72,7 +60,7 @@ class Engine:
         config: DelayConfig,
         make_dispatcher: Callable[[StorePlanLog], DueDispatcher],
         fatal: Callable[[BaseException], None],
-        timekeeper: SettlingClock | None = None,
+        timekeeper: SteadyClock | None = None,
         run: Run | None = None,
     ) -> None:
         self.schedule = schedule

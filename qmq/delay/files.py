@@ -17,8 +17,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from qmq.errors import DiskFull, LogDamaged
+import msgspec
+
+from qmq.errors import DiskFull, LogDamaged, NotConnected
 from qmq.limits import KIB
+from qmq.log import checkpoint
 from qmq.log.disk import Disk
 
 LOG, IDX, DONE = SUFFIXES = (".log", ".idx", ".done")
@@ -253,3 +256,35 @@ def unlink(folder: Path, names: Iterable[str]) -> None:
     """Delete those of the files that exist."""
     for name in names:
         (folder / name).unlink(missing_ok=True)
+
+
+SCHEDULE: Final = "schedule"
+"""The folder's name within the store's."""
+
+
+class ReplicaScheduleFiles:
+    """The files of the newest checkpoint's schedule, for another replica. `store` is the folder of this replica's store."""
+
+    def __init__(self, store: Path, is_ready: Callable[[], bool]) -> None:
+        self._store = store
+        self._is_ready = is_ready
+
+    def describe(self) -> tuple[bytes, int]:
+        """The projection's state as MessagePack, and the index of that state. Raises NotConnected."""
+        if not self._is_ready():
+            raise NotConnected("this replica has no schedule yet: ask another one")
+        try:
+            found = checkpoint.load(self._store / "checkpoint")
+        except OSError as cause:
+            raise NotConnected(f"the checkpoint could not be read ({cause}): ask again") from cause
+        if found is None or found.projection is None:
+            raise NotConnected("this replica has written no checkpoint yet: ask again in a minute")
+        return msgspec.msgpack.encode(found.projection), found.index
+
+    def read(self, file: str, offset: int, bytes_max: int) -> bytes:
+        """Read bytes of a file; none behind its end. Safe in a thread. Raises FileNotFoundError, OSError."""
+        with (self._store / SCHEDULE / file).open("rb") as content:
+            if offset >= os.fstat(content.fileno()).st_size:
+                return b""  # the system refuses places that no file can have
+            content.seek(offset)
+            return content.read(bytes_max)

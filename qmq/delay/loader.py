@@ -24,42 +24,24 @@ earlier. So at any horizon one bucket has the next messages, and buckets of dist
 
 How far: the horizon stays `load_ahead_ms` ahead of now, if the wheel has room for a slice. If more messages are stored before the horizon
 than the wheel may hold, the loader drops the latest ones from the wheel, which are on disk too, and moves the horizon back.
-
-Reading ahead: the schedule logs of near buckets are read once, in order, before their messages become due. Each large batch is checked and
-gets an outline (batches.py), so that its messages can be read singly; and the bytes are in the page cache. A *piece* of a log is read at a
-time, in a thread, with pauses in between: nothing waits for it, since a batch without an outline is read whole, and checked then.
-
-Damage is logged, and reading the message later raises the error. After a damaged envelope no batch can be found, so reading ahead ends
-there for that log.
 """
 
 from __future__ import annotations
 
-import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
-from struct import Struct
-from typing import Final, NamedTuple, Protocol, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
-from qmq.delay.batches import OUTLINED_BYTES_MIN, BatchCache, BatchOutline, StoredBatch, is_outlined
-from qmq.delay.buckets import Buckets
-from qmq.delay.files import damaged
-from qmq.delay.interfaces import DueSource, Places
+from qmq.delay.interfaces import Places
+from qmq.delay.schedule import Schedule
 from qmq.delay.wheel import Sieve, Wheel, WheelRun, sift
-from qmq.errors import CorruptBatch, LogDamaged
-from qmq.limits import BATCH_BYTES_MAX, KIB, MIB
-from qmq.log.disk import Disk
-from qmq.wire.batch import BATCH_BYTES_MIN, ENVELOPE_BYTES, parse_envelope
+from qmq.errors import LogDamaged
 
-_T = TypeVar("_T")
 _EVER: Final = -(1 << 62)
 
 
-class InThread(Protocol):
-    """Runs a function in a thread."""
-
-    def __call__(self, run: Callable[[], _T], /) -> Awaitable[_T]: ...
+InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Runs a blocking function in a thread; the simulator has none."""
 
 
 class Loader:
@@ -67,7 +49,7 @@ class Loader:
 
     def __init__(
         self,
-        source: DueSource,
+        schedule: Schedule,
         wheel: Wheel,
         run: InThread,
         *,
@@ -79,7 +61,7 @@ class Loader:
         self.late = Wheel(wheel.tick_ms)
         self.origin_ms = _EVER
         self.horizon_ms = _EVER
-        self._source = source
+        self._schedule = schedule
         self._run = run
         self._wheel_messages_max = wheel_messages_max
         self._slice_messages_max = min(slice_messages_max, wheel_messages_max)
@@ -96,8 +78,8 @@ class Loader:
     def begin(self, now_ms: int) -> None:
         """This master serves from now on."""
         self.origin_ms = self.horizon_ms = now_ms
-        last = max(now_ms // self._source.bucket_ms, self._source.closed_before)
-        self._late_buckets.extend((info.bucket, info.messages) for info in self._source.buckets() if info.pending and info.bucket <= last)
+        last = max(now_ms // self._schedule.bucket_ms, self._schedule.closed_before)
+        self._late_buckets.extend((info.bucket, info.messages) for info in self._schedule.buckets() if info.pending and info.bucket <= last)
 
     def stored(self, places: Places) -> None:
         """These messages became pending: those due before the horizon go into the wheel."""
@@ -139,16 +121,16 @@ class Loader:
 
     def _next_bucket(self) -> tuple[int | None, int]:
         """The first bucket that may have messages due from the horizon on, and the earliest possible due time."""
-        bucket_ms = self._source.bucket_ms
+        bucket_ms = self._schedule.bucket_ms
         here = self.horizon_ms // bucket_ms
-        bucket = min((info.bucket for info in self._source.buckets() if info.pending and info.bucket >= here), default=None)
+        bucket = min((info.bucket for info in self._schedule.buckets() if info.pending and info.bucket >= here), default=None)
         if bucket is None:
             return None, 1 << 62
-        is_first = bucket <= self._source.closed_before
+        is_first = bucket <= self._schedule.closed_before
         return bucket, self.horizon_ms if is_first else max(self.horizon_ms, bucket * bucket_ms)
 
     async def _load(self, bucket: int, first_ms: int) -> None:
-        sieve = Sieve(first_ms, (bucket + 1) * self._source.bucket_ms, self._slice_messages_max)
+        sieve = Sieve(first_ms, (bucket + 1) * self._schedule.bucket_ms, self._slice_messages_max)
         aside: list[Places] = []
         self._aside, self._aside_end_ms = aside, sieve.end_ms
         try:
@@ -162,16 +144,17 @@ class Loader:
 
     async def _read(self, bucket: int, sieve: Sieve, count: int | None) -> list[WheelRun]:
         """The bucket's first `count` messages (default: all) through the sieve."""
-        if not self._source.count(bucket):
+        if not self._schedule.count(bucket):
             return []
-        reader, settled = self._source.reader(bucket), self._source.settled(bucket)
+        reader, settled = self._schedule.reader(bucket), self._schedule.settled(bucket)
         upto = reader.count if count is None else count
         try:
-            return await self._run(lambda: sift(sieve, bucket, reader, settled, upto))
+            found: list[WheelRun] = await self._run(lambda: sift(sieve, bucket, reader, settled, upto))
         except (OSError, LogDamaged):
-            if self._source.count(bucket):
+            if self._schedule.count(bucket):
                 raise
             return []  # the bucket was closed in the meantime: it had no pending message
+        return found
 
     # --- late ----------------------------------------------------------------------------------------------------------
 
@@ -186,7 +169,7 @@ class Loader:
         if self._is_late_read or not self._late_buckets or room <= 0:
             return
         bucket, count = self._late_buckets[0]
-        end_ms = min(self.origin_ms, (bucket + 1) * self._source.bucket_ms)
+        end_ms = min(self.origin_ms, (bucket + 1) * self._schedule.bucket_ms)
         sieve = Sieve(self._late_ms, end_ms, room)
         self._is_late_read = True
         try:
@@ -197,116 +180,3 @@ class Loader:
         self._late_ms = sieve.end_ms
         if sieve.end_ms >= end_ms:
             self._late_buckets.popleft()
-
-
-log = logging.getLogger("qmq.delay")
-
-PIECE_BYTES: Final = 2 * MIB
-PAUSE_S: Final = 0.01
-"""Pause between two pieces: at most 200 MiB a second."""
-READ_BYTES: Final = 256 * KIB
-"""Bytes of one read, or a whole batch."""
-_TOTAL: Final = Struct("<I")
-_TOTAL_AT: Final = 8
-_LOST: Final = 1 << 62
-
-
-class ReadAheadResult(NamedTuple):
-    """The result of reading one piece."""
-
-    bucket: int
-    end: int
-    """Where the next piece begins."""
-    outlines: list[tuple[int, BatchOutline]]
-    """(position, outline)."""
-    damage: list[tuple[int, str]]
-    """(position, why)."""
-
-
-class ReadAhead:
-    """How far each near bucket's log was read. Call `next_piece` and `note` on the event loop, the piece itself in a thread."""
-
-    def __init__(self, disk: Disk, buckets: Buckets, cache: BatchCache) -> None:
-        self._disk = disk
-        self._buckets = buckets
-        self._cache = cache
-        self._ends: dict[int, int] = {}
-
-    def next_piece(self, near: Sequence[int]) -> ReadAheadPiece | None:
-        """A piece of the first of these buckets that has messages left and enough unread bytes on disk; None if there is none."""
-        self._ends = {number: end for number, end in self._ends.items() if number in near}
-        for number in near:
-            bucket, begin = self._buckets.get(number), self._ends.get(number, 0)
-            if bucket is not None and begin + OUTLINED_BYTES_MIN <= bucket.log.written and bucket.settled < bucket.count:
-                return ReadAheadPiece(self._disk, self._buckets.files.folder / bucket.log.name, number, begin, bucket.log.written)
-        return None
-
-    def note(self, found: ReadAheadResult) -> None:
-        """A piece was run."""
-        if found.bucket not in self._buckets:
-            return
-        self._ends[found.bucket] = found.end
-        for position, outline in found.outlines:
-            self._cache.put_outline(found.bucket, position, outline)
-        for position, why in found.damage:
-            log.error("%s", damaged(self._buckets.require(found.bucket).log.name, position, why))
-
-
-class ReadAheadPiece:
-    """A piece of a schedule log, to be called in a thread."""
-
-    def __init__(self, disk: Disk, path: Path, bucket: int, begin: int, end: int) -> None:
-        self.bucket = bucket
-        self.path = path
-        self._disk = disk
-        self._begin = begin
-        self._end = end
-
-    def __call__(self) -> ReadAheadResult:
-        """Read the piece. Does not raise: unreadable bytes are reported as damage, unless the bucket was deleted."""
-        found = ReadAheadResult(self.bucket, self._end, [], [])
-        try:
-            fd = self._disk.open_read(self.path)
-            try:
-                return found._replace(end=self._walk(fd, found))
-            finally:
-                self._disk.close(fd)
-        except FileNotFoundError:
-            return found._replace(end=_LOST)
-        except (OSError, CorruptBatch) as cause:
-            found.damage.append((self._begin, cause.message if isinstance(cause, CorruptBatch) else str(cause)))
-            return found._replace(end=_LOST)
-
-    def _walk(self, fd: int, found: ReadAheadResult) -> int:
-        """Find the start of the first batch after this piece. Raises CorruptBatch, OSError."""
-        position, stop, wanted = self._begin, min(self._end, self._begin + PIECE_BYTES), READ_BYTES
-        while position < stop:
-            size = min(wanted, self._end - position)
-            data = self._disk.read(fd, size, position)
-            used, wanted = self._batches(data, position, found)
-            if len(data) < size or (not used and wanted > self._end - position):
-                raise CorruptBatch(f"it ends at byte {position + len(data)}, within a batch")
-            position += used
-        return position
-
-    def _batches(self, data: bytes, position: int, found: ReadAheadResult) -> tuple[int, int]:
-        """(how many bytes of `data` are whole batches, how many must be read together for the next one)."""
-        at = 0
-        while at + ENVELOPE_BYTES <= len(data):
-            total = _TOTAL.unpack_from(data, at + _TOTAL_AT)[0]
-            if not BATCH_BYTES_MIN <= total <= BATCH_BYTES_MAX or total & 7:
-                raise CorruptBatch(f"a batch cannot have {total} bytes")
-            if at + total > len(data):
-                return at, max(total, READ_BYTES)
-            if total > OUTLINED_BYTES_MIN:
-                self._look(data[at : at + total], position + at, found)
-            at += total
-        return at, READ_BYTES
-
-    def _look(self, data: bytes, position: int, found: ReadAheadResult) -> None:
-        try:
-            batch = StoredBatch(parse_envelope(data), data[ENVELOPE_BYTES:])
-            if is_outlined(batch.view):
-                found.outlines.append((position, BatchOutline(batch.view)))
-        except CorruptBatch as cause:
-            found.damage.append((position, cause.message))

@@ -112,7 +112,7 @@ _RECURRING, _HALF = int(BatchFlag.RECURRING), int(BatchFlag.HALF)
 
 
 class StorePlanLog:
-    """Implements `qmq.delay.interfaces.PlanLog` for one term of a master."""
+    """The plan log of one term of a master."""
 
     def __init__(self, writer: ServingBroker, schedule: Schedule, now_ms: Callable[[], int], wake: Callable[[], None]) -> None:
         self.in_dispatch: set[SchedulePlace] = set()
@@ -148,6 +148,9 @@ class StorePlanLog:
             return False
 
     async def plan(self, draft: Draft) -> PlanAction:
+        """Write the plan. Returns when it is committed; only then may the batch be sent. Plans are written in the order of the calls.
+        Raises NotMaster: whether it is planned is unknown, and this replica must send nothing more.
+        """
         places = [message.place for message in draft.messages]
         action = PlanAction(
             self._next, draft.subject, draft.partition, draft.broker_group, draft.producer_id, draft.batch_sequence, runs_of(places)
@@ -164,6 +167,7 @@ class StorePlanLog:
         return action
 
     def done(self, plan: PlanAction, append_time_ms: int) -> None:
+        """The batch is stored at its destination; the time is by the real-time broker's clock."""
         self._writer.act(PlanDone((plan.number,)))
         due_times_ms = self._due_times_ms.pop(plan.number, None)
         if due_times_ms is not None:
@@ -171,6 +175,7 @@ class StorePlanLog:
         self._wake()
 
     def void(self, plan: PlanAction) -> None:
+        """The batch is certainly not stored, and will not be sent again under this plan: its messages will be planned again."""
         self._due_times_ms.pop(plan.number, None)
         self.in_dispatch.update(places_of(plan))
         self._writer.act(PlanVoid((plan.number,)))

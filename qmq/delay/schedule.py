@@ -37,11 +37,10 @@ from google_crc32c import value as crc32c
 
 from qmq.delay import buckets
 from qmq.delay.batches import BatchCache, Pieces, first_id
-from qmq.delay.buckets import ROW_BYTES, Bucket, BucketReader, Buckets, name_of
+from qmq.delay.buckets import ROW_BYTES, Bucket, BucketReader, Buckets, ReadAhead, ReadAheadPiece, ReadAheadResult, name_of
 from qmq.delay.dispatch_log import DispatchMark
 from qmq.delay.files import DONE, IDX, LOG, AppendFiles, Grown, Leftovers, cut_back, delete_all, unlink
 from qmq.delay.interfaces import BucketInfo, DueMessage, Places, SchedulePlace
-from qmq.delay.loader import ReadAhead, ReadAheadPiece, ReadAheadResult
 from qmq.errors import InvalidArgument, InvariantBroken, LogDamaged, MessageNotFound, check
 from qmq.limits import MIB
 from qmq.log.actions import Cancel, Close, PlanAction, PlanDone, PlanVoid, Postpone, Recur, ScheduleAction, decode_actions, encode_actions
@@ -538,27 +537,29 @@ class Schedule:
         return found
 
     def settled(self, bucket: int) -> npt.NDArray[np.bool_]:
-        """See `DueSource`. Raises LogDamaged."""
+        """For each ordinal of the bucket whether it is planned, delivered, cancelled or moved. A copy. Raises LogDamaged."""
         return self._marked(bucket).marks() != DispatchMark.PENDING if bucket in self._buckets else np.zeros(0, np.bool_)
 
     # --- reading -------------------------------------------------------------------------------------------------------
 
     def buckets(self) -> list[BucketInfo]:
+        """All stored buckets, ascending."""
         return [
             BucketInfo(each.number, each.count, each.count - each.settled, each.log.end + each.idx.end + each.done.end)
             for each in self._buckets
         ]
 
     def count(self, bucket: int) -> int:
+        """The number of the bucket's messages; 0 if the bucket does not exist."""
         found = self._buckets.get(bucket)
         return 0 if found is None else found.count
 
     def reader(self, bucket: int) -> BucketReader:
-        """See `DueSource`. Raises MessageNotFound."""
+        """The bucket's index at this moment, for reading in a thread. Raises MessageNotFound."""
         return BucketReader(self._disk, self._files, self._buckets.require(bucket))
 
     def rows(self, bucket: int, first: int, end: int) -> npt.NDArray[np.void]:
-        """See `DueSource`. Raises MessageNotFound, LogDamaged."""
+        """Rows of the bucket's index (INDEX_ROW), including those that are only in memory. Raises MessageNotFound, LogDamaged."""
         return self._buckets.require(bucket).rows(first, end)
 
     def read(self, places: Places) -> list[DueMessage]:

@@ -1,4 +1,4 @@
-"""The delay server's administration over gRPC: serves the master's `DelayAdmin`, and any replica's `ScheduleFiles`.
+"""The delay server's administration over gRPC: serves the master's `EngineAdmin`, and any replica's `ReplicaScheduleFiles`.
 
 Rules:
 * A replica that does not serve answers NotMaster, except to the two calls that copy the schedule.
@@ -17,9 +17,10 @@ from typing import Any, Final, NamedTuple
 
 import grpc
 
-from qmq.delay.admin import ListMark, listing, mark_of, new_due_ms
+from qmq.delay.admin import EngineAdmin, ListMark, listing, mark_of, new_due_ms
 from qmq.delay.buckets import is_file_name
-from qmq.delay.interfaces import BucketInfo, BucketStatus, DelayAdmin, DueMessage, ScheduleFiles
+from qmq.delay.files import ReplicaScheduleFiles
+from qmq.delay.interfaces import BucketInfo, BucketStatus, DueMessage
 from qmq.delay.plan_log import is_half
 from qmq.errors import InvalidArgument, MessageNotFound, NotMaster, TooLate, Unavailable
 from qmq.limits import MIB
@@ -44,9 +45,9 @@ class DelayIdentity(NamedTuple):
 
 
 class DelayService(delay_pb2_grpc.DelayControlServicer):
-    """Implements delay.proto. `admin` returns the `DelayAdmin` while this replica is a serving master, else None."""
+    """Implements delay.proto. `admin` returns the `EngineAdmin` while this replica is a serving master, else None."""
 
-    def __init__(self, identity: DelayIdentity, admin: Callable[[], DelayAdmin | None], files: ScheduleFiles) -> None:
+    def __init__(self, identity: DelayIdentity, admin: Callable[[], EngineAdmin | None], files: ReplicaScheduleFiles) -> None:
         self._identity = identity
         self._admin_now = admin
         self._files = files
@@ -57,7 +58,7 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
         """Add the service to a server: `serve_control(..., also=service.add_to)`."""
         delay_pb2_grpc.add_DelayControlServicer_to_server(self, server)
 
-    def _admin(self) -> DelayAdmin:
+    def _admin(self) -> EngineAdmin:
         admin = self._admin_now()
         if admin is None:
             raise NotMaster(f"replica {self._identity.replica} of delay group {self._identity.group} does not serve: ask the new master")
@@ -187,7 +188,7 @@ def _spoken(message: DueMessage, state: str) -> str:
     return "half" if state == "pending" and is_half(message) else state
 
 
-async def _cancelled_before(admin: DelayAdmin, delayed: DelayedId, failure: Exception) -> DueMessage:
+async def _cancelled_before(admin: EngineAdmin, delayed: DelayedId, failure: Exception) -> DueMessage:
     """The message, if it is cancelled already. Raises the failure otherwise."""
     try:
         found, state = await admin.show(delayed)

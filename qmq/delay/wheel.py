@@ -51,7 +51,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from qmq.delay.interfaces import Places, RowReader
+from qmq.delay.buckets import BucketReader
+from qmq.delay.interfaces import Places
 
 RUN_MESSAGES_MAX: Final = 1 << 18
 """Longer runs are cut: sorting this many places takes a few milliseconds, for which the event loop waits."""
@@ -398,7 +399,7 @@ class Sieve:
         return runs_of(Places(due_times_ms, np.full(len(due_times_ms), bucket, np.int32), ordinals))
 
 
-def sift(sieve: Sieve, bucket: int, reader: RowReader, settled: npt.NDArray[np.bool_], count: int, piece: int = PIECE) -> list[WheelRun]:
+def sift(sieve: Sieve, bucket: int, reader: BucketReader, settled: npt.NDArray[np.bool_], count: int, piece: int = PIECE) -> list[WheelRun]:
     """Pass a bucket's first `count` rows through the sieve; in a thread. Raises LogDamaged, OSError."""
     for first in range(0, count, piece):
         end = min(first + piece, count)

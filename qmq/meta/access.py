@@ -45,7 +45,7 @@ from qmq.proto.v1 import access_pb2_grpc
 from qmq.rpc.channel import answering
 from qmq.rpc.guard import CALLER
 from qmq.rpc.network import Network, TokenNetwork
-from qmq.security.access import AccessConfig, AccessControl, Caller, Verifier
+from qmq.security.access import AccessConfig, AccessControl, Caller, Verify
 from qmq.security.access_rules import (
     RULES_MAX,
     AccessMode,
@@ -357,8 +357,8 @@ def follow_access(
     view: ClusterView, config: AccessConfig | None = None, audit: AuditLog | None = None, clock: Clock | None = None
 ) -> AccessControl:
     """Access control by a view, notified of each change. Raises InvalidArgument."""
-    verifier = None if config is None else _verifier(config)
-    access = AccessControl(view, config, audit=audit, verifier=verifier, now_ms=(clock or SystemClock()).time_ms)
+    verify = None if config is None else _verify_of(config)
+    access = AccessControl(view, config, audit=audit, verify=verify, now_ms=(clock or SystemClock()).time_ms)
 
     def changed(change: ViewChange) -> None:
         if change.access:
@@ -368,14 +368,14 @@ def follow_access(
     return access
 
 
-def _verifier(config: AccessConfig) -> Verifier | None:
+def _verify_of(config: AccessConfig) -> Verify | None:
     if config.jwt is None:
         return None
     try:
         from qmq.security.jwt_tokens import JwtVerifier
     except ImportError as cause:
         raise InvalidArgument("tokens of an identity provider need PyJWT: pip install 'qmq[oidc]'") from cause
-    return JwtVerifier(config.jwt)
+    return JwtVerifier(config.jwt).verify
 
 
 def server_network(network: Network, view: ClusterView) -> Network:

@@ -25,6 +25,7 @@ from qmq.broker.lanes.ordered_writes import NoRouting
 from qmq.broker.parts import KindParts
 from qmq.delay.broker import DelayWork, schedule_of
 from qmq.delay.config import DelayConfig
+from qmq.delay.files import SCHEDULE, ReplicaScheduleFiles
 from qmq.delay.schedule import Schedule
 from qmq.delay.service import DelayIdentity, DelayService
 from qmq.log.log_config import LogConfig
@@ -36,7 +37,7 @@ from qmq.node.process import MACHINE, Environment
 from qmq.node.replica.broker import ReplicaBroker
 from qmq.node.replica.context import ReplicaConfig, ReplicaContext, open_context
 from qmq.node.replica.node import ReplicaNode
-from qmq.node.schedule_transfer import ASIDE, SCHEDULE, ReplicaScheduleFiles, ScheduleTransfer
+from qmq.node.schedule_transfer import ASIDE, ScheduleTransfer
 from qmq.security.access import OpenAccess
 
 if TYPE_CHECKING:

@@ -24,6 +24,7 @@ from qmq.broker.replica_time import ReplicaTime
 from qmq.client.client import Client
 from qmq.delay.broker import DelayWork
 from qmq.delay.config import DelayConfig
+from qmq.delay.files import SCHEDULE, ReplicaScheduleFiles
 from qmq.delay.schedule import Schedule
 from qmq.delay.service import DelayIdentity, DelayService
 from qmq.errors import LogDamaged
@@ -35,7 +36,6 @@ from qmq.log.recovery import Progress, open_store
 from qmq.node.broker import SingleReplica
 from qmq.node.broker_assembly import ViewLocator
 from qmq.node.metrics.delay import DelaySource
-from qmq.node.schedule_transfer import SCHEDULE, ReplicaScheduleFiles
 from qmq.process.description import DescribeProcess
 from qmq.process.event_loop import Clock
 from qmq.proto.v1 import control_pb2 as pb

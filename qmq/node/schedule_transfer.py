@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import shutil
 import time
 from collections.abc import Callable, Coroutine
@@ -31,11 +30,11 @@ from typing import Any, Final
 import grpc
 import msgspec
 
+from qmq.delay.files import SCHEDULE
 from qmq.delay.schedule import Schedule
 from qmq.delay.service import describe_schedule
-from qmq.errors import DiskFull, LogDamaged, NotConnected, QmqError, Unavailable
+from qmq.errors import DiskFull, LogDamaged, QmqError, Unavailable
 from qmq.limits import MIB
-from qmq.log import checkpoint
 from qmq.log.disk import Disk
 from qmq.node.process import TIMING, NodeTiming
 from qmq.node.replica.broker import ReplicaBroker
@@ -45,38 +44,6 @@ from qmq.proto.v1 import delay_pb2_grpc
 from qmq.rpc.channel import typed_error
 from qmq.rpc.network import NETWORK, Network
 from qmq.rpc.server_name import ServerName, always
-
-SCHEDULE: Final = "schedule"
-"""The folder's name within the store's."""
-
-
-class ReplicaScheduleFiles:
-    """See `qmq.delay.interfaces.ScheduleFiles`. `store` is the folder of the replica's store."""
-
-    def __init__(self, store: Path, is_ready: Callable[[], bool]) -> None:
-        self._store = store
-        self._is_ready = is_ready
-
-    def describe(self) -> tuple[bytes, int]:
-        """The projection's state as MessagePack, and the index of that state. Raises NotConnected."""
-        if not self._is_ready():
-            raise NotConnected("this replica has no schedule yet: ask another one")
-        try:
-            found = checkpoint.load(self._store / "checkpoint")
-        except OSError as cause:
-            raise NotConnected(f"the checkpoint could not be read ({cause}): ask again") from cause
-        if found is None or found.projection is None:
-            raise NotConnected("this replica has written no checkpoint yet: ask again in a minute")
-        return msgspec.msgpack.encode(found.projection), found.index
-
-    def read(self, file: str, offset: int, bytes_max: int) -> bytes:
-        """Read bytes of a file; none behind its end. Safe in a thread. Raises FileNotFoundError, OSError."""
-        with (self._store / SCHEDULE / file).open("rb") as content:
-            if offset >= os.fstat(content.fileno()).st_size:
-                return b""  # the system refuses places that no file can have
-            content.seek(offset)
-            return content.read(bytes_max)
-
 
 log = logging.getLogger("qmq.node")
 

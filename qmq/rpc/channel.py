@@ -35,7 +35,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
 from struct import unpack_from
-from typing import Any, Final, NoReturn, Protocol, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
 
@@ -66,7 +66,7 @@ from qmq.model import ATTEMPT, GROUP, check_group
 from qmq.rpc.request_changes import whole_request
 from qmq.rpc.server_name import METADATA_KEY, NameSource, any_server
 from qmq.security.principal import TokenSource, no_token
-from qmq.security.tls import tls_failed
+from qmq.security.tls import Credentials, tls_failed
 from qmq.text import whole_number
 from qmq.wire.batch import BatchView, Envelope
 from qmq.wire.batch_columns import BatchFlag, Layout, RegionHeader, bytes_column, parse_header
@@ -235,23 +235,10 @@ Guard = Callable[[], None]
 """Called before each unary call. It may raise an error, with which the call then fails."""
 
 
-class ChannelCertificates(Protocol):
-    """The certificates of a process, as `qmq.security.tls.Credentials` has them."""
-
-    @property
-    def version(self) -> int:
-        """A number that changes when the certificates do."""
-        ...
-
-    def channel_credentials(self) -> grpc.ChannelCredentials:
-        """gRPC credentials made from the current certificates."""
-        ...
-
-
 class RenewedChannel:
     """The gRPC channel to an address, for calls of one thread at a time."""
 
-    def __init__(self, address: str, credentials: ChannelCertificates | None = None, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, address: str, credentials: Credentials | None = None, now_s: Callable[[], float] = time.monotonic) -> None:
         self._address, self._credentials, self._now_s = address, credentials, now_s
         self._version = 0
         self._under_way: dict[grpc.Channel, int] = {}
@@ -325,7 +312,7 @@ class RpcChannel(grpc.aio.Channel):
         address: str,
         server: NameSource = any_server,
         guard: Guard | None = None,
-        credentials: ChannelCertificates | None = None,
+        credentials: Credentials | None = None,
         token: TokenSource = no_token,
     ) -> None:
         """`server` returns the name of the server that the next call means. `token` returns the token that is sent with each call; an empty

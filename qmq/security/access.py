@@ -112,12 +112,8 @@ class Caller(NamedTuple):
     """The id of the current request."""
 
 
-class Verifier(Protocol):
-    """Verifies tokens that an identity provider signed."""
-
-    def verify(self, token: str) -> tuple[Principal, int]:
-        """The principal of a token, and its expiry in milliseconds since 1970. Raises NotAuthenticated."""
-        ...
+Verify = Callable[[str], tuple[Principal, int]]
+"""Verifies a token that an identity provider signed: its principal, and its expiry in milliseconds since 1970. Raises NotAuthenticated."""
 
 
 class AccessView(Protocol):
@@ -193,12 +189,12 @@ class AccessControl(OpenAccess):
         config: AccessConfig | None = None,
         *,
         audit: AuditLog | None = None,
-        verifier: Verifier | None = None,
+        verify: Verify | None = None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._source, self.config = source, config or AccessConfig()
         self.audit = audit or AuditLog()
-        self._verifier, self._now_ms = verifier, now_ms
+        self._verify, self._now_ms = verify, now_ms
         self._callbacks: dict[Callable[[], None], None] = {}
         self._decided: dict[tuple[Principal, Need], Decision] = {}
         self._rules: dict[Principal, list[AccessRule]] = {}
@@ -273,11 +269,11 @@ class AccessControl(OpenAccess):
         if own and hmac.compare_digest(own.encode(), token.encode()):
             return Caller(Principal("node", "server"), _OWN_TOKEN, address)
         token_id = id_of(token)
-        if token_id or self._verifier is None:
+        if token_id or self._verify is None:
             record = self._source.access.tokens.get(token_id)
             principal = check_token(token, record, self._now_ms())
             return Caller(principal, "token", address, token_id, record.ends_ms if record is not None else 0)
-        principal, ends_ms = self._verifier.verify(token)
+        principal, ends_ms = self._verify(token)
         return Caller(principal, "jwt", address, "", ends_ms)
 
     def renew(self, caller: Caller, token: str) -> Caller:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from qmq.errors import InvalidArgument
 from qmq.limits import MIB
@@ -33,40 +33,14 @@ class ObjectConflict(Exception):
     """The store has other bytes under an object's name."""
 
 
-class Objects(Protocol):
-    """An object store. Every method may raise StoreAway."""
-
-    def create(self, name: str, data: bytes) -> bool:
-        """Put an object atomically. Returns False if the name exists."""
-        ...
-
-    def get(self, name: str) -> bytes | None:
-        """An object's bytes, at most the first OBJECT_BYTES_MAX; None if there is none."""
-        ...
-
-    def delete(self, name: str) -> None:
-        """Delete an object if it exists."""
-        ...
-
-
-def put_checked(objects: Objects, name: str, data: bytes) -> bool:
-    """Put an object if it does not exist, read it back and compare. Returns whether it is new. Raises StoreAway, ObjectConflict."""
-    is_new = objects.create(name, data)
-    stored = objects.get(name)
-    if stored is None:
-        raise StoreAway(f"{name} was put, but the object store does not return it")
-    if stored != data:
-        raise ObjectConflict(f"{name} is there with other bytes")
-    return is_new
-
-
-class ObstoreObjects:
-    """An object store by obstore."""
+class Objects:
+    """An object store, by obstore. Every method may raise StoreAway."""
 
     def __init__(self, store: AnyStore) -> None:
         self._store = store
 
     def create(self, name: str, data: bytes) -> bool:
+        """Put an object atomically. Returns False if the name exists."""
         import obstore
         from obstore.exceptions import AlreadyExistsError, BaseError
 
@@ -79,6 +53,7 @@ class ObstoreObjects:
         return True
 
     def get(self, name: str) -> bytes | None:
+        """An object's bytes, at most the first OBJECT_BYTES_MAX; None if there is none."""
         import obstore
         from obstore.exceptions import BaseError, NotFoundError
 
@@ -93,6 +68,7 @@ class ObstoreObjects:
             raise StoreAway(f"getting {name} failed: {_first_line(cause)}") from cause
 
     def delete(self, name: str) -> None:
+        """Delete an object if it exists."""
         import obstore
         from obstore.exceptions import BaseError, NotFoundError
 
@@ -127,7 +103,18 @@ class ObstoreObjects:
             raise StoreAway(f"listing {prefix} failed: {_first_line(cause)}") from cause
 
 
-def open_objects(url: str, *, request_s: float = REQUEST_S, retry_s: float = RETRY_S) -> ObstoreObjects:
+def put_checked(objects: Objects, name: str, data: bytes) -> bool:
+    """Put an object if it does not exist, read it back and compare. Returns whether it is new. Raises StoreAway, ObjectConflict."""
+    is_new = objects.create(name, data)
+    stored = objects.get(name)
+    if stored is None:
+        raise StoreAway(f"{name} was put, but the object store does not return it")
+    if stored != data:
+        raise ObjectConflict(f"{name} is there with other bytes")
+    return is_new
+
+
+def open_objects(url: str, *, request_s: float = REQUEST_S, retry_s: float = RETRY_S) -> Objects:
     """The object store at a URL: `s3://bucket/prefix`, `gs://…`, `az://…` or `file:///folder`; a folder is made if it is missing.
 
     Sends no request to a remote store yet. Raises InvalidArgument.
@@ -142,10 +129,10 @@ def open_objects(url: str, *, request_s: float = REQUEST_S, retry_s: float = RET
         if scheme == "file":
             if not place.startswith("/"):
                 raise InvalidArgument(f"an object store in a folder is file:///FOLDER, not {url!r}")
-            return ObstoreObjects(LocalStore(Path(place), mkdir=True))
+            return Objects(LocalStore(Path(place), mkdir=True))
         if scheme not in ("s3", "gs", "az"):
             raise InvalidArgument(f"an object store is s3://, gs://, az:// or file:///, not {url!r}")
-        return ObstoreObjects(from_url(url, client_options=_client_options(request_s), retry_config=_retries(retry_s)))
+        return Objects(from_url(url, client_options=_client_options(request_s), retry_config=_retries(retry_s)))
     except (BaseError, ValueError, OSError) as cause:
         raise InvalidArgument(f"the object store {url!r} cannot be opened: {_first_line(cause)}") from cause
 

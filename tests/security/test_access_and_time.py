@@ -25,7 +25,7 @@ from qmq.model import SubjectConfig
 from qmq.node.broker_assembly import StandaloneBroker
 from qmq.process.event_loop import Clock
 from qmq.rpc.tls_network import network_of
-from qmq.security.access import AccessConfig, AccessControl, AccessState, Caller, JwtConfig, Verifier
+from qmq.security.access import AccessConfig, AccessControl, AccessState, Caller, JwtConfig, Verify
 from qmq.security.access_rules import AccessMode, AccessRule, Operation, ResourceKind, on_subject
 from qmq.security.jwt_tokens import LEEWAY_S, JwtVerifier
 from qmq.security.principal import Principal
@@ -77,10 +77,10 @@ class ClosedPort:
 
 
 @asynccontextmanager
-async def closed_port(folder: Path, verifier: Callable[[Clock], Verifier | None] = lambda _: None) -> AsyncIterator[ClosedPort]:
+async def closed_port(folder: Path, verify: Callable[[Clock], Verify | None] = lambda _: None) -> AsyncIterator[ClosedPort]:
     clock, heard = ManualClock(), RulesAsHeard(AccessState(mode=AccessMode.ENFORCE))
     heard.allow(ORDERS)
-    access = AccessControl(heard, AccessConfig(frozenset({str(ADMIN)}), stale_ms=STALE_MS), verifier=verifier(clock), now_ms=clock.time_ms)
+    access = AccessControl(heard, AccessConfig(frozenset({str(ADMIN)}), stale_ms=STALE_MS), verify=verify(clock), now_ms=clock.time_ms)
     store = open_store(folder, LogConfig(), clock)
     running = StandaloneBroker(
         lambda parts: Broker(store, SubjectConfig, clock, BrokerConfig(), asyncio.get_running_loop(), make_parts=parts),
@@ -164,15 +164,15 @@ async def test_a_providers_token_is_renewed_on_an_open_connection_and_cut_at_its
     key = ec.generate_private_key(ec.SECP256R1())
     keys = {"keys": [{**json.loads(jwt.algorithms.ECAlgorithm.to_jwk(key.public_key())), "kid": "k", "use": "sig"}]}
 
-    def verifier(clock: Clock) -> JwtVerifier:
+    def verify(clock: Clock) -> Verify:
         provider = JwtConfig("https://id.example", "https://id.example/jwks")
-        return JwtVerifier(provider, fetch=lambda: json.dumps(keys).encode(), now_ms=clock.time_ms)
+        return JwtVerifier(provider, fetch=lambda: json.dumps(keys).encode(), now_ms=clock.time_ms).verify
 
     def token(ends_s: int) -> str:
         claims = {"iss": "https://id.example", "aud": "qmq", "sub": ORDERS.name, "exp": ends_s}
         return jwt.encode(claims, key, algorithm="ES256", headers={"kid": "k"})
 
-    async with closed_port(tmp_path, verifier) as port:
+    async with closed_port(tmp_path, verify) as port:
         end_s = port.clock.time_ms() // 1000 + 60
         shown = [token(end_s)]
         connection = await port.connect(lambda: shown[0])

@@ -21,9 +21,9 @@ from rights_table import CALLS, World
 from support import hostile
 from support.forms import SEED, examples
 
+from qmq.delay.files import SCHEDULE
 from qmq.errors import BY_CODE
 from qmq.limits import MIB
-from qmq.node.schedule_transfer import SCHEDULE
 from qmq.rpc.channel import CHANNEL_OPTIONS, CODE, metadata_of
 
 SECONDS: Final = 60.0

@@ -14,7 +14,7 @@ from qmq.limits import KIB
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
 from qmq.log.store import Store
-from qmq.tiering.object_store import Objects, ObstoreObjects, StoreAway
+from qmq.tiering.object_store import Objects, StoreAway
 from support import ManualClock, intake
 
 CHUNK_BYTES = 10_000
@@ -40,9 +40,9 @@ def log_at(folder: Path, batches: int = 13, seed: int = 1) -> Iterator[Store]:
         store.close()
 
 
-def in_memory() -> ObstoreObjects:
+def in_memory() -> Objects:
     """An object store in this process."""
-    return ObstoreObjects(obstore.store.MemoryStore())
+    return Objects(obstore.store.MemoryStore())
 
 
 class FaultyObjects:

@@ -35,7 +35,8 @@ from qmq.client.metadata.cache import Ordering
 from qmq.client.producing.group_sender import MasterConnection
 from qmq.client.producing.ordered.partition_sender import Keys
 from qmq.delay.dispatcher.due_window import DueBatch, DueBatcher, DueWindow, Limits, encoded, size_of
-from qmq.delay.interfaces import Draft, DueMessage, PlanLog, SchedulePlace
+from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
+from qmq.delay.plan_log import StorePlanLog
 from qmq.delivery.balancer import Balancer
 from qmq.delivery.partitioner import Partitioner
 from qmq.delivery.retries import pause_s
@@ -543,7 +544,7 @@ class DueDispatcher:
     def __init__(
         self,
         links: ConnectionPool,
-        plan_log: PlanLog,
+        plan_log: StorePlanLog,
         *,
         batch_messages: int = BATCH_MESSAGES,
         batch_bytes: int = BATCH_BYTES,

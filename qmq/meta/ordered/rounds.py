@@ -24,9 +24,9 @@ finished, since only the broker knows what is committed and what retention delet
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Container, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from qmq_coordination.coordination_store import KeyValue, Put, absent, unchanged
 from qmq_coordination.ordered_records import MemberRecord, assignment_key, member_key
@@ -168,12 +168,8 @@ _T = TypeVar("_T")
 log = logging.getLogger("qmq.meta")
 
 
-class Gather(Protocol):
-    """Awaits several calls: in production at the same time, in the simulator one by one."""
-
-    async def __call__(self, asked: Iterable[Awaitable[_T]]) -> list[_T]:
-        """The results, in order."""
-        ...
+Gather = Callable[[Iterable[Awaitable[Any]]], Awaitable[list[Any]]]
+"""Awaits several calls and returns the results, in order: in production at the same time, in the simulator one by one."""
 
 
 async def one_by_one(asked: Iterable[Awaitable[_T]]) -> list[_T]:
@@ -248,7 +244,7 @@ class GroupRounds:
         """
         await self._arrow("before inherit")
         requests = looked.inheritances(after)
-        told = await self._gather([self._tell(each, looked) for each in requests])
+        told: list[bool] = await self._gather([self._tell(each, looked) for each in requests])
         looked.waiting |= {each.source for each, is_told in zip(requests, told, strict=True) if not is_told}
         await self._arrow("behind inherit")
         return all(told)

@@ -23,7 +23,7 @@ from qmq.backup.verify import BackupVerifier
 from qmq.errors import BackupNotFound, NotEmpty
 from qmq.limits import KIB, MIB
 from qmq.log.disk import Disk
-from qmq.tiering.object_store import ObstoreObjects, StoreAway, open_objects
+from qmq.tiering.object_store import Objects, StoreAway, open_objects
 from qmq.tiering.stored_segment import CHUNK_BYTES
 from qmq.wire.batch import parse_envelope
 
@@ -31,7 +31,7 @@ from qmq.wire.batch import parse_envelope
 class DyingObjects:
     """An object store that is away from a call on."""
 
-    def __init__(self, inner: ObstoreObjects, calls: int) -> None:
+    def __init__(self, inner: Objects, calls: int) -> None:
         self.inner, self.left = inner, calls
 
     def _call(self) -> None:

@@ -20,7 +20,7 @@ from qmq.backup.objects import BackupObjects
 from qmq.backup.prune import HOUR_MS, BackupPruner, KeepRule, Mark, RunningMarks, Work, split_by
 from qmq.backup.verify import BackupVerifier
 from qmq.errors import BackupDamaged, BackupNotFound, InvalidArgument, Unavailable
-from qmq.tiering.object_store import ObstoreObjects, StoreAway, open_objects
+from qmq.tiering.object_store import Objects, StoreAway, open_objects
 
 DAY_MS = 24 * HOUR_MS
 NOW_MS = 1_790_000_000_000
@@ -29,7 +29,7 @@ NOW_MS = 1_790_000_000_000
 class WatchedObjects:
     """An object store that calls `before` before each call."""
 
-    def __init__(self, inner: ObstoreObjects, before: Callable[[], None]) -> None:
+    def __init__(self, inner: Objects, before: Callable[[], None]) -> None:
         self._inner, self._before = inner, before
 
     def create(self, name: str, data: bytes) -> bool:

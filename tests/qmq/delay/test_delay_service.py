@@ -11,12 +11,12 @@ from typing import Any
 import grpc
 import pytest
 
+from qmq.delay.files import SCHEDULE, ReplicaScheduleFiles
 from qmq.delay.interfaces import BucketInfo, BucketStatus, DueMessage, SchedulePlace
 from qmq.delay.service import PAGE_BYTES_MAX, READ_BYTES_MAX, DelayIdentity, DelayService
 from qmq.errors import CallerError, DelayTooLong, InvalidArgument, InvalidName, MessageNotFound, NotMaster, Outcome, QmqError, TooLate
 from qmq.limits import HEADER_BYTES_MAX
 from qmq.model import DelayedId, MessageId
-from qmq.node.schedule_transfer import SCHEDULE, ReplicaScheduleFiles
 from qmq.proto.v1 import delay_pb2 as pb
 from qmq.proto.v1 import delay_pb2_grpc
 from qmq.rpc.channel import CHANNEL_OPTIONS, typed_error

@@ -18,6 +18,7 @@ from qmq_replication.ready import Role
 from support import eventually
 
 import qmq
+from qmq.delay.files import ReplicaScheduleFiles
 from qmq.errors import QmqError
 from qmq.log.recovery import whole_from
 from qmq.node import schedule_transfer
@@ -25,7 +26,7 @@ from qmq.node.delay import delay_node
 from qmq.node.process import NodeTiming
 from qmq.node.replica.broker import ReplicaBroker
 from qmq.node.replica.node import ReplicaNode
-from qmq.node.schedule_transfer import ReplicaScheduleFiles, ScheduleTransfer
+from qmq.node.schedule_transfer import ScheduleTransfer
 
 pytestmark = pytest.mark.sampled
 

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from support import SmallDisk, eventually
 
+from qmq.delay.files import ReplicaScheduleFiles
 from qmq.delay.service import DelayIdentity, DelayService, describe_schedule
 from qmq.errors import NotMaster
 from qmq.limits import MIB
@@ -22,7 +23,7 @@ from qmq.log.checkpoint import Checkpoint
 from qmq.log.disk import Disk
 from qmq.node import schedule_transfer
 from qmq.node.process import NodeTiming
-from qmq.node.schedule_transfer import ReplicaScheduleFiles, ScheduleTransfer
+from qmq.node.schedule_transfer import ScheduleTransfer
 from qmq.proto.v1 import delay_pb2 as pb
 from qmq.rpc.channel import MESSAGE_BYTES_MAX
 from qmq.rpc.server_name import ServerName

@@ -19,7 +19,7 @@ from qmq.log.recent_writes import WriteRun
 from qmq.log.recovery import open_store
 from qmq.log.store import PendingEntry, Store
 from qmq.log.taken_segments import CannotTake, take_segments
-from qmq.tiering.object_store import Objects, ObstoreObjects
+from qmq.tiering.object_store import Objects
 from qmq.tiering.segment_copier import SegmentCopying, sealed_segments
 from qmq.tiering.stored_reads import StoredBeginnings, StoredReads, follow_manifests
 from qmq.tiering.stored_segment import Manifest, ObjectNames, SealedSegment
@@ -28,7 +28,7 @@ from qmq.wire.batch import Kind
 NAMES = ObjectNames("g")
 
 
-def copied(store: Store, count: int = 100) -> ObstoreObjects:
+def copied(store: Store, count: int = 100) -> Objects:
     """An object store with the first sealed segments."""
     objects = in_memory()
     copying = SegmentCopying(objects, NAMES, store.disk, store.messages.folder, lambda: True, CHUNK_BYTES)
