@@ -9,7 +9,7 @@ import qmq
 from qmq.client.client import Client
 from qmq.console.app import ConsoleSite
 from qmq.console.config import ConsoleConfig
-from qmq.rpc.web_server import WebServer
+from qmq.rpc.web_server import ServedCertificate, WebServer
 from qmq.text import joined
 
 CLIENT_NAME: Final = "qmq-console"
@@ -30,8 +30,7 @@ class ConsoleServer:
             config.host,
             config.port,
             requests_max=REQUESTS_MAX,
-            tls_cert=config.tls_cert,
-            tls_key=config.tls_key,
+            certificate=ServedCertificate.of(config.tls_cert, config.tls_key),
         )
         self.port = 0
 

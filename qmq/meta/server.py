@@ -21,7 +21,7 @@ from qmq.meta.description import AskMembers, ClusterDescription, no_members
 from qmq.meta.ordered.controller import Controller
 from qmq.meta.ordered.resharding import Evacuation, Resharding
 from qmq.meta.ordered.service import CHANGE_WAIT_S, OrderedService
-from qmq.meta.service import MetaService
+from qmq.meta.service import MetaParts, MetaService
 from qmq.meta.watchers import WATCHERS_MAX, Watchers
 from qmq.metrics.figures import Durations
 from qmq.process.address import is_private
@@ -110,7 +110,7 @@ class MetaServer:
         description = ClusterDescription(view, self._brokers, clock, process, members)
         schemas = SchemaService(store, cluster, clock)
         self._service = MetaService(
-            cluster, view, self._brokers, self._watchers, ordered, delays, delivery, self._deletion, description, schemas
+            MetaParts(cluster, view, self._brokers, self._watchers, ordered, delays, delivery, self._deletion, description, schemas)
         )
         self._guard = RpcGuard(
             self._access, lambda name: view.subject(name) is not None, delays.subject_of, lambda: only_uid(config.host, self.port)

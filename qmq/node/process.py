@@ -39,7 +39,7 @@ from typing import Final, NamedTuple
 from qmq_coordination.broker_groups import BrokerGroupState, DelaySettings, group_key
 from qmq_coordination.coordination_store import CoordinationStore
 from qmq_coordination.etcd.calls import TOTAL_S
-from qmq_coordination.etcd.channel import parse_endpoint
+from qmq_coordination.etcd.channel import EtcdTls, parse_endpoint
 from qmq_coordination.etcd.store import EtcdStore
 from qmq_replication.coordinator import SECRET, found_group, new_secret
 from qmq_replication.driver import Driver
@@ -139,7 +139,7 @@ class EtcdOptions:
 
     def open(self, *, total_s: float = TOTAL_S) -> EtcdStore:
         """Open a store on this etcd. The store connects at its first use. A call fails after `total_s`. Raises InvalidArgument."""
-        return EtcdStore(self.endpoints, user=self.user, password=self.password, ca=self.ca, cert=self.cert, key=self.key, total_s=total_s)
+        return EtcdStore(self.endpoints, user=self.user, password=self.password, tls=EtcdTls(self.ca, self.cert, self.key), total_s=total_s)
 
 
 log = logging.getLogger("qmq.node")

@@ -52,7 +52,7 @@ from qmq.errors import InvalidArgument
 from qmq.process.address import checked_path
 from qmq.rpc.network import RpcPort, end_unstarted
 from qmq.rpc.strangers import Strangers, network_of
-from qmq.rpc.tls_listener import TlsListener, listening_at
+from qmq.rpc.tls_listener import HandshakeBounds, TlsListener, listening_at
 from qmq.security.principal import CertificateNames, RpcPeer, RpcPeers
 from qmq.security.quotas import RateMeter
 from qmq.security.tls import RPC_ALPN, Credentials
@@ -366,9 +366,11 @@ class RpcRelay(RpcPort):
             self._credentials,
             self._on_look,
             self._door.refused,
-            has_room=self._has_room,
-            handshake_s=self._door.bounds.handshake_ms / 1000,
-            handshakes_max=min(self._door.bounds.handshakes_max, max(self._door.bounds.connections_max // 2, 1)),
+            bounds=HandshakeBounds(
+                self._door.bounds.handshake_ms / 1000,
+                min(self._door.bounds.handshakes_max, max(self._door.bounds.connections_max // 2, 1)),
+                self._has_room,
+            ),
             alpn=RPC_ALPN,
             takes_plaintext=self._door.takes_plaintext,
         )

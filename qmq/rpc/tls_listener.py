@@ -14,6 +14,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from qmq.errors import InvalidArgument
@@ -43,12 +44,26 @@ class ServerContexts(Protocol):
     def server_context(self, alpn: str = ALPN) -> ssl.SSLContext: ...
 
 
+@dataclass(frozen=True, slots=True)
+class HandshakeBounds:
+    """How long a peer may take for a handshake, how many are under way at one time, and whether there is room for a host."""
+
+    handshake_s: float = HANDSHAKE_S
+    handshakes_max: int = HANDSHAKES_MAX
+    has_room: Callable[[str], bool] = lambda _host: True
+    strangers: Strangers | None = None
+    """The budget in which the protocols stay, too; None: the listener has one of its own."""
+
+
+BOUNDS: Final = HandshakeBounds()
+
+
 class TlsListener(ServerListener):
     """Accepts connections at `listening`, and does their handshakes beside each other. Made in a running loop.
 
     Handshakes under way are strangers (`qmq.rpc.strangers`): beyond `handshakes_max` the address with the most loses its oldest. So a
-    peer that begins thousands and does not continue takes bounded memory, and pushes out nobody else. With `strangers`, the protocols
-    stay in that budget, each by itself as the key, until the port says that they left.
+    peer that begins thousands and does not continue takes bounded memory, and pushes out nobody else. With `bounds.strangers`, the
+    protocols stay in that budget, each by itself as the key, until the port says that they left.
 
     `on_look` is called every `LOOK_S`, `refused` for each handshake whose peer TLS does not accept. A connection from a host for which
     there is no room (`has_room`) is closed before its handshake. With `takes_plaintext` connections with HTTP/2 need no TLS. Without
@@ -63,21 +78,18 @@ class TlsListener(ServerListener):
         on_look: Callable[[], None],
         refused: Refused,
         *,
-        has_room: Callable[[str], bool] = lambda _host: True,
-        handshake_s: float = HANDSHAKE_S,
-        handshakes_max: int = HANDSHAKES_MAX,
+        bounds: HandshakeBounds = BOUNDS,
         alpn: str = ALPN,
         takes_plaintext: bool = False,
-        strangers: Strangers | None = None,
     ) -> None:
         self.port = listening.getsockname()[1]
         self._listening, self._factory, self._credentials = listening, factory, credentials
         self._on_look, self._refused = on_look, refused
-        self._has_room, self._handshake_s, self._alpn = has_room, handshake_s, alpn
+        self._bounds, self._alpn = bounds, alpn
         self._takes_plaintext = takes_plaintext
         self._context = None if credentials is None else (credentials.version, credentials.server_context(alpn))
-        self._stays = strangers is not None
-        self._strangers = strangers or Strangers(StrangerBounds(handshakes_max), asyncio.get_running_loop().time)
+        self._stays = bounds.strangers is not None
+        self._strangers = bounds.strangers or Strangers(StrangerBounds(bounds.handshakes_max), asyncio.get_running_loop().time)
         self._shaking: set[asyncio.Task[bool]] = set()
         """The handshakes under way."""
         self._pause_s = 0.0
@@ -131,7 +143,7 @@ class TlsListener(ServerListener):
 
     def _take(self, accepted: socket.socket, host: str, port: int) -> None:
         """Begin a connection's handshake, or close the connection if there is no room."""
-        if not self._has_room(host):
+        if not self._bounds.has_room(host):
             accepted.close()
             return
         protocol = self._factory()
@@ -153,7 +165,7 @@ class TlsListener(ServerListener):
             if context is None or (self._takes_plaintext and await self._first_byte(accepted) == _HTTP2):
                 await loop.connect_accepted_socket(lambda: protocol, accepted)
             else:
-                await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=context, ssl_handshake_timeout=self._handshake_s)
+                await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=context, ssl_handshake_timeout=self._bounds.handshake_s)
             return True
         except ssl.SSLError as cause:
             self._refused(address, getattr(cause, "verify_message", "") or cause.reason or "no TLS")
@@ -173,7 +185,7 @@ class TlsListener(ServerListener):
         try:
             loop.add_reader(accepted.fileno(), is_there.set)
             try:
-                await asyncio.wait_for(is_there.wait(), self._handshake_s)
+                await asyncio.wait_for(is_there.wait(), self._bounds.handshake_s)
             finally:
                 loop.remove_reader(accepted.fileno())
             return accepted.recv(1, socket.MSG_PEEK)

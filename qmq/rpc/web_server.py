@@ -30,7 +30,7 @@ from qmq.errors import InvalidArgument, Outcome, Overloaded, QmqError, QuotaExce
 from qmq.limits import MIB
 from qmq.rpc.network import ignored
 from qmq.rpc.strangers import PROOFS_PER_S, SharedPlaces, StrangerBounds, Strangers, network_of
-from qmq.rpc.tls_listener import TlsListener
+from qmq.rpc.tls_listener import HandshakeBounds, TlsListener
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -66,6 +66,11 @@ class ServedCertificate:
             self._context = self._loaded()
         except (OSError, ssl.SSLError) as cause:
             raise InvalidArgument(f"{cert} and {key} are no certificate with its key: {cause}") from cause
+
+    @classmethod
+    def of(cls, cert: Path | None, key: Path | None) -> ServedCertificate | None:
+        """None without files. Raises InvalidArgument."""
+        return None if cert is None or key is None else cls(cert, key)
 
     def _content(self) -> tuple[bytes, bytes] | None:
         try:
@@ -212,11 +217,10 @@ class WebServer:
         requests_max: int,
         refuse: Callable[[QmqError], ASGIApp] = plain_refusal,
         strangers_bytes_max: int = 64 * MIB,
-        tls_cert: Path | None = None,
-        tls_key: Path | None = None,
+        certificate: ServedCertificate | None = None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`port` 0 takes a free one. The certificate's files turn TLS on. Connections without a whole request are half as many as requests
+        """`port` 0 takes a free one. A certificate turns TLS on. Connections without a whole request are half as many as requests
         under way, and take `strangers_bytes_max` together. `refuse` makes the answer that tells an error.
         """
         self._strangers = Strangers(StrangerBounds(max(requests_max // 2, 1), strangers_bytes_max), now_s)
@@ -234,7 +238,7 @@ class WebServer:
                 timeout_graceful_shutdown=STOP_S,
             )
         )
-        self._certificate = None if tls_cert is None or tls_key is None else ServedCertificate(tls_cert, tls_key)
+        self._certificate = certificate
         self._ending: asyncio.Task[None] | None = None
         self._serving: asyncio.Task[None] | None = None
         self._listener: TlsListener | None = None
@@ -259,7 +263,7 @@ class WebServer:
             (lambda: None) if certificate is None else certificate.look,
             ignored,
             alpn=WEB_ALPN,
-            strangers=self._strangers,
+            bounds=HandshakeBounds(strangers=self._strangers),
         )
         self._ending = asyncio.create_task(self._end_late())
         return port

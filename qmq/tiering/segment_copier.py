@@ -186,7 +186,7 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True, slots=True)
 class CopierPace:
-    """Pauses, in seconds."""
+    """Pauses, in seconds, and the size of what is put at once."""
 
     idle_s: float = 1.0
     """The pause between two checks of the log."""
@@ -197,6 +197,7 @@ class CopierPace:
     """The pause before another try for a segment that could not be copied because of its content, or that the master has not copied or
     deleted yet.
     """
+    chunk_bytes: int = CHUNK_BYTES
 
 
 @dataclass(slots=True)
@@ -224,7 +225,6 @@ class SegmentCopier:
         owner: Callable[[], str],
         *,
         pace: CopierPace | None = None,
-        chunk_bytes: int = CHUNK_BYTES,
         indexes: bool = False,
     ) -> None:
         """`store` returns the replica's store, or None while it is reopened. `owner` returns what tells this group from others of its name,
@@ -238,7 +238,6 @@ class SegmentCopier:
         self._owner = owner
         self._is_owner = False
         self._pace = pace or CopierPace()
-        self._chunk_bytes = chunk_bytes
         self._indexes = indexes
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
@@ -314,7 +313,7 @@ class SegmentCopier:
     async def _take(self, store: Store, step: CatalogStep) -> None:
         segment = step.segment
         copying = SegmentCopying(
-            self._objects, self._names, store.disk, store.messages.folder, lambda: not self._is_stopping, self._chunk_bytes
+            self._objects, self._names, store.disk, store.messages.folder, lambda: not self._is_stopping, self._pace.chunk_bytes
         )
         try:
             await self._in_thread(self._require_owner)

@@ -37,8 +37,6 @@ from qmq_replication.membership import ReplicaMembership
 from qmq_replication.ready import (
     Ack,
     Append,
-    DurableState,
-    Log,
     LogReset,
     LookUp,
     Message,
@@ -52,7 +50,6 @@ from qmq_replication.ready import (
     ReplicaState,
     Role,
     TakeOver,
-    Timing,
 )
 
 HISTORY_RUNS_MAX: Final = 200
@@ -75,20 +72,13 @@ class Replica:
 
     def __init__(
         self,
-        name: str,
-        membership: ReplicaMembership,
-        state: DurableState,
-        history: History,
-        log: Log,
+        state: ReplicaState,
         *,
-        timing: Timing,
         random: Random,
-        now_ms: int,
-        commit: int = 0,
         asks_reset: bool = False,
     ) -> None:
         """`asks_reset`: while the log is empty, ask a master where its log begins before it sends entries."""
-        self.state = ReplicaState(name, membership, state, history, log, timing=timing, now_ms=now_ms, commit=commit)
+        self.state = state
         self.random = random
         self.flush_wanted = 0
         """The master of the promised epoch waits for a report that entries up to this index are flushed."""
@@ -96,7 +86,7 @@ class Replica:
         self.in_step = False
         self.master = ""
         """The master in the highest promised epoch, as far as known."""
-        self.heard_ms = now_ms
+        self.heard_ms = state.now_ms
         self.is_master_lost = True
         self.suspect_at_ms = 0
         self.master_commit = 0
@@ -112,7 +102,7 @@ class Replica:
         """
         self.strangers_heard = 0
         """The number of messages ignored because the sender is no member, or because the store cannot have given their epoch."""
-        self._look_up_again_ms = now_ms
+        self._look_up_again_ms = state.now_ms
         self._excuses = 0
         self.election = Election(self.state, fence=self.fence, lead=self.lead, become_slave=self.become_slave)
         self.leader: Leader | None = None

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final, Protocol
 
@@ -40,7 +40,21 @@ from qmq_replication.history import EpochRun, History
 from qmq_replication.identity import ReplicaIdentity
 from qmq_replication.links import InboundConnection, InboundLink, InboundLinks, Mesh, PeerHello, Secret
 from qmq_replication.membership import ReplicaMembership
-from qmq_replication.ready import Ack, Append, Campaign, LogChunk, MembershipChange, Message, Mismatch, Ready, Request, Resign, Role, Timing
+from qmq_replication.ready import (
+    Ack,
+    Append,
+    Campaign,
+    LogChunk,
+    MembershipChange,
+    Message,
+    Mismatch,
+    Ready,
+    ReplicaState,
+    Request,
+    Resign,
+    Role,
+    Timing,
+)
 
 log = logging.getLogger("qmq.replication")
 
@@ -184,6 +198,37 @@ class StoreLog:
         return epoch, index, (store.messages.start, store.actions.start)
 
 
+@dataclass(frozen=True, slots=True)
+class DriverCalls:
+    """What a driver asks of its node."""
+
+    reopen: Callable[[int | None, Place | None], Awaitable[Store]]
+    """Reopens the store, cut behind an index or started over at a place, and hands it to the host."""
+    save: Callable[[ReplicaIdentity], None]
+    """Puts the identity on disk, synced."""
+    fatal: Callable[[BaseException], None]
+    """Stops the process."""
+    report_damage: Callable[[LogDamaged], bool]
+    """Gets damage that was found while reading for a slave; returns True if a repair is under way."""
+    may_serve: Callable[[], bool]
+    """False while this replica lacks data that it needs to serve clients: as master it then leads without serving."""
+    on_role: Callable[[Role], None]
+    """Gets each new role."""
+    on_held: Callable[[int, Holding, int], None]
+    """Gets the store's answer that a lease is alive: the epoch, the answer, the time of the request (by `lease_clock`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriverSurroundings:
+    """The time and the network of a driver."""
+
+    clock: Clock
+    lease_clock: Clock
+    """The clock of leases in the coordination store."""
+    timing: Timing = field(default_factory=Timing)
+    network: Network = NETWORK
+
+
 class Driver:
     """Runs one replica from `start` to `stop`."""
 
@@ -193,53 +238,27 @@ class Driver:
         identity: ReplicaIdentity,
         membership: ReplicaMembership,
         coordinator: Coordinator,
+        calls: DriverCalls,
+        surroundings: DriverSurroundings,
         *,
-        clock: Clock,
-        reopen: Callable[[int | None, Place | None], Awaitable[Store]],
-        save: Callable[[ReplicaIdentity], None],
-        fatal: Callable[[BaseException], None],
-        report_damage: Callable[[LogDamaged], bool],
-        may_serve: Callable[[], bool],
-        on_role: Callable[[Role], None],
-        on_held: Callable[[int, Holding, int], None],
-        timing: Timing | None = None,
-        network: Network = NETWORK,
-        lease_clock: Clock | None = None,
         asks_reset: bool = False,
     ) -> None:
-        """The callbacks:
-
-        reopen     reopens the store, cut behind an index or started over at a place, and hands it to the host
-        save       puts the identity on disk, synced
-        fatal      stops the process
-        report_damage  gets damage that was found while reading for a slave; returns True if a repair is under way
-        may_serve  returns False while this replica lacks data that it needs to serve clients: as master it then leads without serving
-        on_role    gets each new role
-        on_held    gets the store's answer that a lease is alive: the epoch, the answer, the time of the request (by `lease_clock`)
-
-        `lease_clock` is the clock of leases in the coordination store, if it differs from the driver's clock. `asks_reset`: an empty log
-        starts over where the master's begins (`reopen`), before it gets entries.
-        """
+        """`asks_reset`: an empty log starts over where the master's begins (`reopen`), before it gets entries."""
         self.host = host
         self.identity = identity
         self.coordinator = coordinator
-        self._report_damage = report_damage
-        self._may_serve = may_serve
-        self._on_role = on_role
-        self._clock = clock
-        self._reopen = reopen
-        self._save = save
-        self._fatal = fatal
+        self._calls = calls
+        self._clock = surroundings.clock
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.Task[None] | None = None
         self._full_until_ms = 0
-        self._timing = timing or Timing()
+        self._timing = surroundings.timing
         self.secret = Secret(identity.secret.encode())
-        self.mesh = Mesh(PeerHello(identity.group, identity.replica), self.secret, self._disconnected, network)
+        self.mesh = Mesh(PeerHello(identity.group, identity.replica), self.secret, self._disconnected, surroundings.network)
         self.core = self._new_core(membership, asks_reset=asks_reset)
         self.requests = CoordinationRequests(
-            self.core, coordinator, lease_clock or clock, tell=self._heard_of_store, spawn=self._spawn, on_held=on_held
+            self.core, coordinator, surroundings.lease_clock, tell=self._heard_of_store, spawn=self._spawn, on_held=calls.on_held
         )
         self.arrivals = InboundLinks(
             identity.group, identity.replica, secret=lambda: self.secret.value, members=lambda: self.core.members, heard=self._heard
@@ -261,18 +280,17 @@ class Driver:
         store = self.host.store
         index, epoch = store.start()
         history = History([EpochRun(*each) for each in store.epochs if each[1] > index], store.index, index, epoch)
-        return Replica(
+        state = ReplicaState(
             self.identity.replica,
             membership,
             self.identity.state,
             history,
             StoreLog(self.host),
             timing=self._timing,
-            random=Random(),  # noqa: S311
             now_ms=self._clock.monotonic_ms(),
             commit=min(store.committed_index, store.index),
-            asks_reset=asks_reset,
         )
+        return Replica(state, random=Random(), asks_reset=asks_reset)  # noqa: S311
 
     def start(self) -> None:
         """Join the group, once the identity is saved: what it says about the past must not be lost before new entries are taken."""
@@ -306,10 +324,10 @@ class Driver:
             act(self._clock.monotonic_ms())
             self._carry_out()
         except LogDamaged as failure:
-            if not self._report_damage(failure):
-                self._fatal(failure)
+            if not self._calls.report_damage(failure):
+                self._calls.fatal(failure)
         except Exception as cause:
-            self._fatal(cause)
+            self._calls.fatal(cause)
 
     # --- from the broker -----------------------------------------------------------------------------------------------
 
@@ -491,7 +509,7 @@ class Driver:
         # 6. The new role is told, a master writes its barrier, and requests go to the coordination store.
         if ready.role is not None:
             log.info("%s is %s in epoch %d", self.identity.replica, ready.role.value, self.core.state.promised)
-            self._on_role(ready.role)
+            self._calls.on_role(ready.role)
         if ready.lead is not None:
             self._lead(ready.lead)
         for request in ready.requests:
@@ -505,7 +523,7 @@ class Driver:
     def serve_if_due(self) -> None:
         """Serve clients, if this epoch's barrier is committed and nothing else is missing."""
         leader = self.core.leader
-        if leader is not None and leader.is_serving and not self.host.is_serving and self._may_serve():
+        if leader is not None and leader.is_serving and not self.host.is_serving and self._calls.may_serve():
             log.info("%s serves in epoch %d", self.identity.replica, leader.epoch)
             self.host.serve(self.host.store)
 
@@ -532,7 +550,7 @@ class Driver:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            self._fatal(task.exception() or RuntimeError("a task failed"))
+            self._calls.fatal(task.exception() or RuntimeError("a task failed"))
 
     # --- waiting for the store, or for room ----------------------------------------------------------------------------
 
@@ -548,7 +566,7 @@ class Driver:
 
     async def _reopen_store(self, ready: Ready, until: int | None, place: Place | None) -> None:
         begun_ms = self._clock.monotonic_ms()
-        store = await self._reopen(until, place)
+        store = await self._calls.reopen(until, place)
         if ready.reset is not None:
             store.begin_at(ready.reset.start_index, ready.reset.start_epoch)
             self.core.lacks_until(store.gaps_until)
@@ -559,7 +577,7 @@ class Driver:
     def _saved(self) -> bool:
         """Save the identity. False if the disk is full: a tick tries again then."""
         try:
-            self._save(self.identity)
+            self._calls.save(self.identity)
         except DiskFull as failure:
             self._is_saved = False
             self._is_full("saving the replica's state", failure)
@@ -616,7 +634,7 @@ class Driver:
 
     def grow(self, identity: ReplicaIdentity) -> None:
         """Save the identity's next generation. Raises DiskFull."""
-        self._save(identity)
+        self._calls.save(identity)
         self.identity = identity
 
     def doubt(self, epoch: int) -> None:

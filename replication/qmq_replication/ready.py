@@ -293,7 +293,7 @@ class ReplicaState:
         *,
         timing: Timing,
         now_ms: int,
-        commit: int,
+        commit: int = 0,
     ) -> None:
         self.name = name
         self.membership = membership

@@ -14,6 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from qmq_coordination.etcd.channel import EtcdTls
 from qmq_coordination.etcd.process import EtcdProcess, ServerTls
 from qmq_coordination.etcd.store import EtcdStore
 from support import eventually, needs
@@ -84,7 +85,7 @@ def auth_server(own_etcd: EtcdProcess) -> EtcdProcess:
 
 async def test_with_a_certificate_of_the_right_authority_everything_works(tls_server: EtcdProcess, authority: Authority) -> None:
     cert, key = authority.issue("client")
-    store = EtcdStore([tls_server.endpoint], ca=authority.ca, cert=cert, key=key)
+    store = EtcdStore([tls_server.endpoint], tls=EtcdTls(authority.ca, cert, key))
     start = await store.put("k", b"v")
     lease = await store.grant(60)
     assert await store.keep_alive(lease) == 60
@@ -101,9 +102,9 @@ async def test_without_a_certificate_or_with_a_wrong_one_there_is_no_connection(
     cert, key = stranger.issue("stranger")
     address = tls_server.endpoint.removeprefix("https://")
     stores = [
-        EtcdStore([tls_server.endpoint], ca=authority.ca, total_s=0.5),
-        EtcdStore([tls_server.endpoint], ca=authority.ca, cert=cert, key=key, total_s=0.5),
-        EtcdStore([tls_server.endpoint], ca=stranger.ca, total_s=0.5),
+        EtcdStore([tls_server.endpoint], tls=EtcdTls(authority.ca), total_s=0.5),
+        EtcdStore([tls_server.endpoint], tls=EtcdTls(authority.ca, cert, key), total_s=0.5),
+        EtcdStore([tls_server.endpoint], tls=EtcdTls(stranger.ca), total_s=0.5),
         EtcdStore([address], total_s=0.5),
     ]
     for store in stores:
@@ -118,9 +119,15 @@ async def test_an_untrusted_certificate_is_reported_with_the_option_to_check(
     stranger = Authority(tmp_path, "stranger")
     cert, key = stranger.issue("stranger")
     for store, said in (
-        (EtcdStore([tls_server.endpoint], ca=authority.ca, total_s=1), "wants a client certificate, and there is none: set --etcd-cert"),
-        (EtcdStore([tls_server.endpoint], ca=authority.ca, cert=cert, key=key, total_s=1), "refuses our certificate: --etcd-cert"),
-        (EtcdStore([tls_server.endpoint], ca=stranger.ca, total_s=1), "not trusted .unable to get local issuer certificate.: --etcd-ca"),
+        (
+            EtcdStore([tls_server.endpoint], tls=EtcdTls(authority.ca), total_s=1),
+            "wants a client certificate, and there is none: set --etcd-cert",
+        ),
+        (EtcdStore([tls_server.endpoint], tls=EtcdTls(authority.ca, cert, key), total_s=1), "refuses our certificate: --etcd-cert"),
+        (
+            EtcdStore([tls_server.endpoint], tls=EtcdTls(stranger.ca), total_s=1),
+            "not trusted .unable to get local issuer certificate.: --etcd-ca",
+        ),
         (EtcdStore([tls_server.endpoint], total_s=1), "--etcd-ca .QMQ_ETCD_CA. must name its CA"),
     ):
         for call in (store.get("k"), store.put("k", b"v")):
@@ -132,7 +139,7 @@ async def test_an_untrusted_certificate_is_reported_with_the_option_to_check(
 def test_a_certificate_that_would_not_be_shown_is_refused(authority: Authority) -> None:
     cert, key = authority.issue("client")
     with pytest.raises(InvalidArgument, match="needs `ca`"):
-        EtcdStore(["https://localhost:2379"], cert=cert, key=key)
+        EtcdStore(["https://localhost:2379"], tls=EtcdTls(None, cert, key))
 
 
 async def test_a_member_whose_certificate_is_for_another_name_is_not_trusted(tmp_path: Path) -> None:
@@ -141,7 +148,7 @@ async def test_a_member_whose_certificate_is_for_another_name_is_not_trusted(tmp
     member, own = issue(tmp_path, "etcd", "node", ["elsewhere.example"]), issue(tmp_path, "broker", "node")
     server = EtcdProcess(tmp_path / "data", tls=ServerTls(tmp_path / "ca.pem", member.cert, member.key))
     server.start()
-    store = EtcdStore([server.endpoint], ca=tmp_path / "ca.pem", cert=own.cert, key=own.key, total_s=1)
+    store = EtcdStore([server.endpoint], tls=EtcdTls(tmp_path / "ca.pem", own.cert, own.key), total_s=1)
     try:
         with pytest.raises(CoordinationTlsFailed, match="not for the address that is asked"):
             await store.get("k")
@@ -261,7 +268,7 @@ async def test_once_protected_a_certificate_decides_which_keys_its_holder_may_to
 
     def store(name: str) -> EtcdStore:
         paper = issue(tmp_path, name, "app")
-        return EtcdStore([server.endpoint], ca=tmp_path / "ca.pem", cert=paper.cert, key=paper.key)
+        return EtcdStore([server.endpoint], tls=EtcdTls(tmp_path / "ca.pem", paper.cert, paper.key))
 
     server.start()
     root, broker, stranger = (store(name) for name in ("root", "broker", "stranger"))
@@ -292,7 +299,7 @@ async def test_renewed_certificates_are_used_without_a_restart(tls_server: EtcdP
     looks = count(0.0, LOOK_S)  # it is time for the next look whenever it asks
     async with proxied(tls_server.client_port) as proxy:
         address = f"https://127.0.0.1:{proxy.port}"
-        store = EtcdStore([address], ca=authority.ca, cert=cert, key=key, monotonic_s=lambda: next(looks))
+        store = EtcdStore([address], tls=EtcdTls(authority.ca, cert, key), monotonic_s=lambda: next(looks))
         start = await store.put("k", b"before")
         follower = Follower(store, "k", start)
         await follower.reaches(start)

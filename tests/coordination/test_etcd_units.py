@@ -19,7 +19,7 @@ from qmq_coordination.coordination_store import (
     WatchEvent,
 )
 from qmq_coordination.etcd.calls import CallVerdict, LeaseExists, refusal, verdict
-from qmq_coordination.etcd.channel import EtcdEndpoint, Rotation, parse_endpoint
+from qmq_coordination.etcd.channel import EtcdEndpoint, EtcdTls, Rotation, parse_endpoint
 from qmq_coordination.etcd.process import EtcdFailed, EtcdProcess, find_binary, free_ports
 from qmq_coordination.etcd.store import EtcdStore
 from qmq_coordination.etcd.values import Converter, range_end
@@ -53,9 +53,9 @@ def test_a_wrong_endpoint_is_refused_when_it_is_given(text: str) -> None:
 
 
 def test_contradicting_settings_are_refused(tmp_path: Path) -> None:
-    for endpoints, settings in ((["http://e:1"], {"ca": tmp_path}), (["e:1"], {"cert": tmp_path}), ([], {})):
+    for endpoints, files in ((["http://e:1"], {"ca": tmp_path}), (["e:1"], {"cert": tmp_path}), ([], {})):
         with pytest.raises(InvalidArgument):
-            EtcdStore(endpoints, **settings)  # type: ignore[arg-type]
+            EtcdStore(endpoints, tls=EtcdTls(**files))
 
 
 def test_many_calls_that_fail_together_move_on_by_one() -> None:

@@ -18,6 +18,7 @@ from qmq_replication.ready import (
     Message,
     Mismatch,
     Ready,
+    ReplicaState,
     Request,
     TakeOver,
     Timing,
@@ -108,18 +109,17 @@ class Group:
     def start(self, name: str) -> None:
         """Boot from the disk."""
         log = self.log[name]
-        self.core[name] = Replica(
+        state = ReplicaState(
             name,
             self.membership,
             self.disk[name],
             log.history(),
             log,
             timing=self.timing,
-            random=Random(1),
             now_ms=self.now_ms,
             commit=log.start_index,
-            asks_reset=name in self.asking,
         )
+        self.core[name] = Replica(state, random=Random(1), asks_reset=name in self.asking)
 
     def step(self, sender: str, to: str, message: Message) -> list[Message]:
         """Give one message by hand; what `to` answers to `sender`, which is not queued."""

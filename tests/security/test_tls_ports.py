@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from qmq_coordination.etcd.channel import EtcdTls
 from qmq_coordination.etcd.process import EtcdProcess, ServerTls
 from qmq_coordination.etcd.store import EtcdStore
 from support import cli_process, needs, node_config
@@ -306,7 +307,7 @@ def etcd_with(folder: Path, tls: Tls) -> Iterator[str]:
 
 async def refusal_of_etcd(address: str, tls: Tls) -> str:
     """The error of a server with these certificates that asks etcd."""
-    store = EtcdStore([address], ca=path_of(tls.ca), cert=path_of(tls.cert), key=path_of(tls.key), total_s=1)
+    store = EtcdStore([address], tls=EtcdTls(path_of(tls.ca), path_of(tls.cert), path_of(tls.key)), total_s=1)
     try:
         with pytest.raises(CoordinationTlsFailed) as failure:
             await store.get("k")

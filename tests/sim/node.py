@@ -23,6 +23,7 @@ from qmq_replication.ready import (
     Message,
     Mismatch,
     Ready,
+    ReplicaState,
     Request,
     Resign,
     Role,
@@ -128,17 +129,17 @@ class Node:
     async def _boot(self) -> None:
         await self._recover()
         self._lost_power = False
-        self.core = self.replica_class(
+        state = ReplicaState(
             self.name,
             self._membership,
             self.disk.state,
             self.disk.image.history(),
             self.disk,
             timing=self.plan.timing,
-            random=Random(self.world.random.getrandbits(32)),
             now_ms=self.world.now,
             commit=self.disk.image.start,
         )
+        self.core = self.replica_class(state, random=Random(self.world.random.getrandbits(32)))
         self.disk.sync(self.disk.pending)
         self.core.flushed(self.disk.image.last)
         self._tick_at = self._meant_at = 0

@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from qmq_coordination.etcd.channel import EtcdTls
 from qmq_coordination.etcd.store import EtcdStore
 from support import needs
 
@@ -34,7 +35,7 @@ def etcds(group: Group, name: str) -> Path:
 def store_of(group: Group, cert: Path | None, key: Path | None) -> EtcdStore:
     """etcd, asked with a certificate."""
     endpoints = [f"{group.cluster.address(name)}:2379" for name in ETCD]
-    return EtcdStore(endpoints, ca=etcds(group, "ca"), cert=cert, key=key, total_s=1.0)
+    return EtcdStore(endpoints, tls=EtcdTls(etcds(group, "ca"), cert, key), total_s=1.0)
 
 
 async def test_a_client_with_a_certificate_sends_and_receives(group: Group) -> None:

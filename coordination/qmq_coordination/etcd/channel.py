@@ -44,11 +44,19 @@ from qmq.text import PORT_MAX, whole_number
 
 @dataclass(frozen=True, slots=True)
 class EtcdTls:
-    """Paths of PEM files. `ca` None trusts the system's roots; `cert` and `key` are the client's own."""
+    """Paths of PEM files. `ca` None trusts the system's roots; `cert` and `key` are the client's own. Raises InvalidArgument if one of them
+    is missing.
+    """
 
-    ca: Path | None
-    cert: Path | None
-    key: Path | None
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.cert is None) != (self.key is None):
+            raise InvalidArgument("an etcd client certificate needs both `cert` and `key`")
+        if self.cert is not None and self.ca is None:
+            raise InvalidArgument("an etcd client certificate needs `ca`, too: the CA that signed etcd's certificates")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-from qmq.errors import CoordinationError, InvalidArgument, LeaseNotFound
+from qmq.errors import CoordinationError, LeaseNotFound
 from qmq.proto.etcd import etcd_pb2 as pb
 from qmq.rpc.request_changes import note_change
 from qmq_coordination.coordination_store import (
@@ -121,23 +120,15 @@ class EtcdStore:
         *,
         user: str | None = None,
         password: str | None = None,
-        ca: Path | str | None = None,
-        cert: Path | str | None = None,
-        key: Path | str | None = None,
+        tls: EtcdTls | None = None,
         namespace: str = "",
         call_s: float = CALL_S,
         total_s: float = TOTAL_S,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Does no I/O. `ca`, `cert` and `key` are PEM files; `monotonic_s` is the clock for checking whether they changed. Raises
-        InvalidArgument.
-        """
-        if (cert is None) != (key is None):
-            raise InvalidArgument("an etcd client certificate needs both `cert` and `key`")
-        if cert is not None and ca is None:
-            raise InvalidArgument("an etcd client certificate needs `ca`, too: the CA that signed etcd's certificates")
-        tls = EtcdTls(*(None if path is None else Path(path) for path in (ca, cert, key)))
-        has_tls_files = ca is not None or cert is not None
+        """Does no I/O. `monotonic_s` is the clock for checking whether the files of `tls` changed. Raises InvalidArgument."""
+        tls = tls or EtcdTls()
+        has_tls_files = tls.ca is not None
         rotation = Rotation([parse_endpoint(text, has_tls_files=has_tls_files) for text in endpoints])
         self._channels = Channels(rotation, tls, user, password, monotonic_s)
         self._calls = EtcdCalls(self._channels, call_s, total_s)

@@ -27,7 +27,7 @@ from qmq.integrations import cloud_event
 from qmq.integrations.http.clients import Connect, HttpCaller, HttpClients
 from qmq.integrations.http.openapi import document
 from qmq.integrations.http.requests import HttpMessage, SendOptions, Settle, messages_of, receive_of, send_options, settle_of
-from qmq.rpc.web_server import WebServer, attempt, proven
+from qmq.rpc.web_server import ServedCertificate, WebServer, attempt, proven
 from qmq.text import joined
 
 log = logging.getLogger("qmq.integrations")
@@ -210,8 +210,7 @@ class HttpServer:
             config.port,
             requests_max=REQUESTS_MAX,
             refuse=refusal,
-            tls_cert=config.tls_cert,
-            tls_key=config.tls_key,
+            certificate=ServedCertificate.of(config.tls_cert, config.tls_key),
         )
         self.port = 0
 

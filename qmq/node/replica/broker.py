@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from qmq_coordination.broker_groups import DelaySettings, MasterRecord
 from qmq_replication.coordinator import Coordinator
+from qmq_replication.driver import DriverCalls, DriverSurroundings
 from qmq_replication.identity import ReplicaIdentity
 from qmq_replication.membership import ReplicaMembership
 from qmq_replication.ready import Role
@@ -161,17 +162,16 @@ class ReplicaBroker:
             identity,
             self._membership,
             coordinator,
-            clock=environment.steady,
-            reopen=self.reopen,
-            save=context.save,
-            fatal=environment.fatal,
-            report_damage=self.repair.report_damage,
-            may_serve=lambda: self.has_all,
-            on_role=self._role_changed,
-            on_held=self.write_lease.held,
-            timing=environment.timing,
-            network=environment.network,
-            lease_clock=context.clock,
+            DriverCalls(
+                reopen=self.reopen,
+                save=context.save,
+                fatal=environment.fatal,
+                report_damage=self.repair.report_damage,
+                may_serve=lambda: self.has_all,
+                on_role=self._role_changed,
+                on_held=self.write_lease.held,
+            ),
+            DriverSurroundings(environment.steady, context.clock, environment.timing, environment.network),
             asks_reset=self._opener.begins_in_store and context.view.group(identity.group).claim.epoch > 0,
         )
         return BrokerParts(

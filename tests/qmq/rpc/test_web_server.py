@@ -51,7 +51,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 @pytest.fixture
 async def port(files: tuple[Path, Path]) -> AsyncIterator[int]:
-    server = WebServer(Starlette(), "127.0.0.1", 0, requests_max=10, tls_cert=files[0], tls_key=files[1])
+    server = WebServer(Starlette(), "127.0.0.1", 0, requests_max=10, certificate=ServedCertificate(files[0], files[1]))
     yield await server.start()
     await server.stop()
 

@@ -22,7 +22,7 @@ from qmq.tiering.stored_segment import ObjectNames, SealedSegment
 
 pytestmark = needs.s3_server
 
-PACE = CopierPace(idle_s=0.005, away_s=0.005, away_s_max=0.01, later_s=0.02)
+PACE = CopierPace(idle_s=0.005, away_s=0.005, away_s_max=0.01, later_s=0.02, chunk_bytes=CHUNK_BYTES)
 NAMES = ObjectNames("g")
 FAULTS = ("503", "500", "429", "lost", "cut", "stall")
 
@@ -44,9 +44,7 @@ def copier_of(store: Store, objects: Objects, *, is_master: bool = True) -> Segm
     def fail(cause: BaseException) -> None:
         raise cause
 
-    return SegmentCopier(
-        lambda: store, lambda: is_master, objects, "g", fail, lambda: "owner", pace=PACE, chunk_bytes=CHUNK_BYTES, indexes=True
-    )
+    return SegmentCopier(lambda: store, lambda: is_master, objects, "g", fail, lambda: "owner", pace=PACE, indexes=True)
 
 
 def objects_in(folder: Path) -> dict[str, bytes]:

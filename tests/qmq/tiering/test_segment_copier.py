@@ -22,7 +22,7 @@ from qmq.tiering.segment_copier import CATALOG_FILE, CopierPace, SegmentCopier, 
 from qmq.tiering.stored_reads import StoredReads
 from qmq.tiering.stored_segment import ObjectNames
 
-PACE = CopierPace(idle_s=0.005, away_s=0.005, away_s_max=0.01, later_s=0.02)
+PACE = CopierPace(idle_s=0.005, away_s=0.005, away_s_max=0.01, later_s=0.02, chunk_bytes=CHUNK_BYTES)
 NAMES = ObjectNames("g")
 
 
@@ -34,9 +34,7 @@ def fail(cause: BaseException) -> None:
 async def running(
     store: Store, objects: Objects, *, is_master: bool = True, indexes: bool = False, owner: str = "original"
 ) -> AsyncIterator[SegmentCopier]:
-    found = SegmentCopier(
-        lambda: store, lambda: is_master, objects, "g", fail, lambda: owner, pace=PACE, chunk_bytes=CHUNK_BYTES, indexes=indexes
-    )
+    found = SegmentCopier(lambda: store, lambda: is_master, objects, "g", fail, lambda: owner, pace=PACE, indexes=indexes)
     found.start()
     try:
         yield found
