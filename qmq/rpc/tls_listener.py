@@ -89,7 +89,8 @@ class TlsListener(ServerListener):
         self._takes_plaintext = takes_plaintext
         self._context = None if credentials is None else (credentials.version, credentials.server_context(alpn))
         self._stays = bounds.strangers is not None
-        self._strangers = bounds.strangers or Strangers(StrangerBounds(bounds.handshakes_max), asyncio.get_running_loop().time)
+        own = Strangers(StrangerBounds(bounds.handshakes_max), asyncio.get_running_loop().time)
+        self._strangers = own if bounds.strangers is None else bounds.strangers  # one without strangers is false
         self._shaking: set[asyncio.Task[bool]] = set()
         """The handshakes under way."""
         self._pause_s = 0.0

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import socket
 import ssl
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -17,7 +19,9 @@ from starlette.types import Receive, Scope, Send
 from support import eventually
 
 from qmq.errors import InvalidArgument
-from qmq.rpc.strangers import SharedPlaces
+from qmq.rpc.network import ignored
+from qmq.rpc.strangers import SharedPlaces, StrangerBounds, Strangers
+from qmq.rpc.tls_listener import HandshakeBounds, TlsListener
 from qmq.rpc.web_server import ServedCertificate, WebServer, proven
 from qmq.security.certificates import create_authority, issue
 
@@ -54,6 +58,26 @@ async def port(files: tuple[Path, Path]) -> AsyncIterator[int]:
     server = WebServer(Starlette(), "127.0.0.1", 0, requests_max=10, certificate=ServedCertificate(files[0], files[1]))
     yield await server.start()
     await server.stop()
+
+
+class Silent(asyncio.Protocol):
+    def __init__(self) -> None:
+        self.lost = asyncio.Event()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set()
+
+
+async def test_handshakes_take_places_in_the_budget_of_their_port() -> None:
+    strangers, protocol = Strangers(StrangerBounds(places=10), time.monotonic), Silent()
+    listening = socket.create_server(("127.0.0.1", 0))
+    listening.setblocking(False)
+    listener = TlsListener(listening, lambda: protocol, None, lambda: None, ignored, bounds=HandshakeBounds(strangers=strangers))
+    _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+    await eventually(lambda: len(strangers) == 1 and not listener.handshakes)
+    writer.close()
+    await protocol.lost.wait()
+    listener.close()
 
 
 async def test_tls_1_2_is_refused(port: int) -> None:
