@@ -279,7 +279,7 @@ class Reader:
 
 
 class FakeSchedule:
-    """See qmq.delay.interfaces.Source. `readings` has the buckets that were read."""
+    """What a loader reads of a schedule. `readings` has the buckets that were read."""
 
     def __init__(self, bucket_ms: int) -> None:
         self.bucket_ms = bucket_ms
