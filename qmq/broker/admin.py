@@ -12,8 +12,7 @@ from typing import Final, Protocol, TypeVar
 
 from qmq.broker.broker import Broker
 from qmq.broker.dispatch.sessions import QueueGroup
-from qmq.broker.reading.history import MessageHistory
-from qmq.broker.reading.search import FoundMessage, MessageSearch
+from qmq.broker.reading.history import FoundMessage, MessageHistory, MessageSearch
 from qmq.errors import CorruptBatch, InvalidArgument, MessageNotFound, NotMaster, Overloaded, UnknownGroup, UnknownSubject
 from qmq.limits import MIB
 from qmq.log.actions import LaneReset

@@ -28,9 +28,8 @@ from typing import Final, Protocol
 
 from qmq.broker.config import BrokerConfig
 from qmq.broker.dispatch.sessions import HeldAnswer, Peer
-from qmq.broker.lanes.ordered_writes import NoRouting, Routing
 from qmq.broker.metrics import BrokerCounters, LoadMeters
-from qmq.broker.produce_checks import BrokerSubjects, Destinations
+from qmq.broker.produce_checks import BrokerSubjects, Destinations, NoRouting, Routing
 from qmq.errors import LogDamaged, QmqError
 from qmq.log.actions import ScheduleAction
 from qmq.log.log_config import Flush

@@ -13,8 +13,8 @@ from qmq_coordination.broker_groups import EpochClaim, MasterRecord, Mode, Regis
 from qmq_coordination.coordination_store import CoordinationStore, Put, absent
 from qmq_coordination.view import ClusterView, ViewChange
 
-from qmq.broker.lanes.ordered_writes import Routing
 from qmq.broker.parts import KindParts
+from qmq.broker.produce_checks import Routing
 from qmq.broker.replica_time import ReplicaTime
 from qmq.errors import DiskFull
 from qmq.log.checkpoint import close_store

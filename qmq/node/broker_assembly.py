@@ -41,9 +41,9 @@ from qmq.broker.admin import SingleGroupStatus
 from qmq.broker.broker import Broker, MakeParts
 from qmq.broker.connection.server import DataServer
 from qmq.broker.control import serve_control
-from qmq.broker.lanes.ordered_writes import NoRouting, Routing
 from qmq.broker.maintenance import TICK_S, Maintenance, stop_process
 from qmq.broker.parts import Alone, BrokerParts, GroupRules, KindParts, NoGroupRules
+from qmq.broker.produce_checks import NoRouting, Routing
 from qmq.broker.replica_time import ReplicaTime
 from qmq.client.connection.pool import ConnectionPool
 from qmq.client.metadata.cache import MetadataCache, Ordering, Placement, Pushed, routes_of
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 
 class ViewRouting:
-    """See `qmq.broker.lanes.ordered_writes.Routing`. `group` is the broker's own group."""
+    """See `qmq.broker.produce_checks.Routing`. `group` is the broker's own group."""
 
     def __init__(self, view: ClusterView, group: str) -> None:
         self._view = view

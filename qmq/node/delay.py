@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Final
 
 from qmq_coordination.broker_groups import DelaySettings
 
-from qmq.broker.lanes.ordered_writes import NoRouting
 from qmq.broker.parts import KindParts
+from qmq.broker.produce_checks import NoRouting
 from qmq.delay.broker import DelayWork, schedule_of
 from qmq.delay.config import DelayConfig
 from qmq.delay.files import SCHEDULE, ReplicaScheduleFiles

@@ -20,9 +20,8 @@ from ordersim.process import Process
 from qmq.broker.admin import BrokerAdmin
 from qmq.broker.broker import Broker
 from qmq.broker.config import BrokerConfig
-from qmq.broker.connection.connection import DataConnection
-from qmq.broker.control import ControlService
-from qmq.broker.lanes.admin import LaneAdmin
+from qmq.broker.connection.server import DataConnection
+from qmq.broker.control import ControlService, LaneAdmin
 from qmq.broker.parts import BrokerParts
 from qmq.errors import CoordinationError, DiskFull, Outcome, from_wire
 from qmq.limits import KIB

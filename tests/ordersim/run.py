@@ -40,7 +40,7 @@ from ordersim.plan import Plan, draw, with_holds, with_parks
 from ordersim.routes import Routes
 from ordersim.tracer import Tracer, silent
 from ordersim.violation import RAISED, Story, Violation, own_violations
-from qmq.broker.lanes import lanes
+from qmq.broker.dispatch import lanes
 from qmq.client.connection import connection
 from qmq.errors import QmqError
 from qmq.log import lane_state

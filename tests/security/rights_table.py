@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 import qmq
-from qmq.broker.lanes.lanes import FIRST_SESSION
+from qmq.broker.dispatch.lanes import FIRST_SESSION
 from qmq.errors import InvalidArgument, InvalidName, QmqError, UnknownConsumer, UnknownGroup, UnknownPartition, UnknownSubject
 from qmq.model import DEAD_LETTERS
 from qmq.proto.v1 import access_pb2 as access

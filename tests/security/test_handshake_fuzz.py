@@ -25,8 +25,8 @@ from support import forms
 from tls_support import Papers, secured
 
 import qmq
-from qmq.broker.connection.connection import DataConnection
-from qmq.broker.connection.flow_control import Throttle
+from qmq.broker.connection.access import Throttle
+from qmq.broker.connection.server import DataConnection
 from qmq.security.principal import ANONYMOUS
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import HEADER, FrameKind, frame

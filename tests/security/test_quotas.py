@@ -13,7 +13,7 @@ from access_support import guarded
 from support import eventually, node_config, running
 
 import qmq
-from qmq.broker.connection.flow_control import Throttle
+from qmq.broker.connection.access import Throttle
 from qmq.errors import AccessDenied, InvalidArgument, Overloaded, QuotaExceeded
 from qmq.security.access import OpenAccess
 from qmq.security.principal import Principal

@@ -1,26 +1,517 @@
-"""The broker's data port."""
+"""The broker's data port: accepts connections; each one reads frames and writes answers. Thin: the broker decides.
+
+`StallWatch` finds connections without progress: the peer has begun a frame and sends nothing more, or does not read its answers. It counts
+checks, not milliseconds: after a minute in which this process was suspended, all connections seem to have done nothing, but at the next
+check their bytes are there. A single byte is progress, so that slow uploads continue.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Hashable
 from contextlib import suppress
-from typing import Final
+from enum import Enum
+from typing import Final, TypeVar
 
+from qmq import limits
 from qmq.broker.broker import Broker
-from qmq.broker.connection.connection import LOOKS, DataConnection
-from qmq.broker.connection.flow_control import RoundBudget, Throttle
+from qmq.broker.connection.access import ConnectionAccess, ConnectionFlow, RoundBudget, Throttle
+from qmq.broker.dispatch.dispatch import Dispatch
+from qmq.broker.dispatch.lanes import FIRST_SESSION, Lanes
+from qmq.broker.dispatch.sessions import Flushable, HeldAnswer
 from qmq.broker.maintenance import ProducerOwners
-from qmq.errors import Overloaded
-from qmq.process.files import connections_max, limit
+from qmq.broker.parts import ReplicaPeer
+from qmq.broker.produce_checks import Destination
+from qmq.broker.reading.fetches import messages_in, pack
+from qmq.errors import Overloaded, PeerError, ProtocolViolation, QmqError, UnknownConsumer
+from qmq.log.reading import ColdRead
+from qmq.model import base_group, check_client
+from qmq.process.files import SHORT_OF, connections_max, limit, refusal_of
 from qmq.rpc.network import NETWORK, Network, ServerListener
-from qmq.rpc.server_name import NameSource, any_server
+from qmq.rpc.server_name import NameSource, ServerName, any_server
 from qmq.rpc.strangers import StrangerBounds, Strangers
 from qmq.security.access import Caller
+from qmq.security.principal import UNIX_PEER
 from qmq.security.quotas import RateMeter
-from qmq.wire.frame import SharedBuffer
+from qmq.wire import frame as frames
+from qmq.wire import frame_payloads as wire
+from qmq.wire.frame import HEADER, HEADER_BYTES, Frame, FrameKind, SharedBuffer
 from qmq.wire.frame_stream import FrameStream
 from qmq.wire.partial_frames import PartialFrames
+
+LOOKS: Final = 6
+"""Consecutive checks without progress that end a connection."""
+
+
+class Ending(Enum):
+    """How a connection is ended."""
+
+    CLOSE = 1
+    """Close the connection with an error for the peer."""
+    ABORT = 2
+    """The peer does not read, so no error can be sent to it."""
+
+
+class StallWatch:
+    """Remembers the previous check of one connection."""
+
+    __slots__ = ("_received_bytes", "_taken_bytes", "_unread_looks", "_unsent_looks")
+
+    def __init__(self) -> None:
+        self._received_bytes = self._taken_bytes = -1
+        self._unsent_looks = self._unread_looks = 0
+
+    def look(self, found: FrameStream) -> Ending | None:
+        """Whether the connection must end now. While the broker does not read from the peer, the peer's silence does not count."""
+        may_send = found.reader.awaits_rest and found.is_reading
+        has_unread = found.unsent_bytes > 0
+        self._unsent_looks = self._unsent_looks + 1 if may_send and found.received_bytes == self._received_bytes else 0
+        self._unread_looks = self._unread_looks + 1 if has_unread and found.taken_bytes == self._taken_bytes else 0
+        self._received_bytes, self._taken_bytes = found.received_bytes, found.taken_bytes
+        if self._unread_looks >= LOOKS:
+            return Ending.ABORT
+        return Ending.CLOSE if self._unsent_looks >= LOOKS else None
+
+
+log = logging.getLogger("qmq.broker")
+
+_T = TypeVar("_T")
+
+ANSWERS_BYTES_MAX: Final = 2 * limits.PULL_BYTES_MAX
+"""Bytes of answers to one connection in one turn, after which it gets no more messages."""
+
+REPLICA_BUFFER_BYTES: Final = 4 * limits.MIB
+"""A master's frames are as large as its writes: receiving them into one reused buffer saves an allocation for each."""
+
+FETCHES_MAX: Final = 4
+"""FETCHes of one connection that may wait until the client has read earlier answers."""
+COLD_FETCHES_MAX: Final = 64
+"""FETCHes of one connection that may wait for the object store."""
+
+_ANSWERS_PRODUCE: Final = (FrameKind.PRODUCED, FrameKind.ERROR)
+_SETTLED: Final = int(FrameKind.SETTLED)
+
+
+class DataConnection(Flushable):
+    """Serves one connection. Before its HELLO only a small frame is accepted.
+
+    The answer to a SETTLE without a deadline is not urgent: it is sent with the next answer, or with the next tick. That saves a write for
+    every single message.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        on_closed: Callable[[DataConnection], None],
+        shared: SharedBuffer | None = None,
+        partial: PartialFrames | None = None,
+        budget: RoundBudget | None = None,
+        throttle: Throttle | None = None,
+        owners: ProducerOwners | None = None,
+        own: NameSource = any_server,
+        strangers: Strangers | None = None,
+    ) -> None:
+        """`own` returns the name of this replica. `strangers` are the connections without a HELLO."""
+        self._strangers = strangers
+        self._broker = broker
+        self._own = own
+        self._on_closed = on_closed
+        self._outbox_bytes = 0
+        self._hurried: set[int] = set()
+        self._fetches: deque[tuple[int, wire.Fetch]] = deque()
+        self._cold_fetches = 0
+        self.has_said_hello = False
+        self.client = ""
+        """The client's name, from its HELLO."""
+        self._peer: ReplicaPeer | None = None
+        """Set if the other end is a replica of our group."""
+        self.stream = FrameStream(
+            on_frames=self._on_frames,
+            on_closed=self._closed,
+            on_writable=self._writable,
+            on_violation=self._violated,
+            frame_bytes_max=limits.HELLO_BYTES_MAX,
+            shared=shared,
+            partial=partial,
+            on_made=self._made,
+        )
+        self._patience = StallWatch()
+        self.access = ConnectionAccess(broker.access, owners or ProducerOwners())
+        self._flow = ConnectionFlow(self.stream, self.access, broker.loop.call_later, limits.INFLIGHT_BYTES_MAX, budget, throttle)
+
+    def _made(self) -> None:
+        peer = self.stream.transport.get_extra_info("peername") if self.stream.transport is not None else None
+        if self._strangers is not None:
+            self._strangers.came(self, str(peer[0]) if isinstance(peer, tuple) else UNIX_PEER, self.stream.abort)
+
+    def _is_known(self) -> None:
+        """The peer has said who it is."""
+        self.has_said_hello = True
+        if self._strangers is not None:
+            self._strangers.left(self)
+
+    # --- the broker's side ---------------------------------------------------------------------------------------------
+
+    @property
+    def is_writable(self) -> bool:
+        """False while the client does not read its answers or has enough of them in flight, and after it has disconnected."""
+        return self.stream.is_writable and self._outbox_bytes < ANSWERS_BYTES_MAX
+
+    @property
+    def unanswered_bytes(self) -> int:
+        """Unanswered bytes of PRODUCE."""
+        return self._flow.unanswered_bytes
+
+    def send(self, *buffers: bytes) -> None:
+        """Queue an answer for the end of the turn."""
+        _, kind, _, _, request_id, _ = HEADER.unpack_from(buffers[0])
+        if kind in _ANSWERS_PRODUCE:
+            self._flow.answered(request_id)
+        self.stream.put(*buffers)
+        self._outbox_bytes += sum(map(len, buffers))
+        if kind == _SETTLED and request_id not in self._hurried:
+            self._broker.turns.leisurely[self] = None
+            return
+        self._hurried.discard(request_id)
+        self._broker.turns.register_outbox(self)
+
+    def delivered(self, subject: str, messages: int, size: int) -> None:
+        """Count what was sent against the quotas of who receives it and of the subject."""
+        self._flow.fetched(subject, messages, size)
+
+    def flush(self) -> None:
+        """Write the answers at the end of the turn. A client that does not read its answers is not read from."""
+        was_full = self._outbox_bytes >= ANSWERS_BYTES_MAX
+        self._outbox_bytes = 0
+        self.stream.flush()
+        if not self.stream.is_writable:
+            self.stream.pause_reading()
+            return
+        if was_full:
+            self._broker.writable(self)
+        if self._fetches:
+            self._serve_fetches()
+
+    # --- frames --------------------------------------------------------------------------------------------------------
+
+    def _on_frames(self, received: list[Frame]) -> None:
+        turns = self._broker.turns
+        turns.begin_frames()
+        try:
+            for each in received:
+                if not self._guarded(each.kind, each.request_id, self._handle, each):
+                    return
+        finally:
+            turns.end_frames(self)
+
+    def _guarded(self, kind: int, request_id: int, serve: Callable[[_T], None], asked: _T) -> bool:
+        """Serve a request and answer if it fails. False if the failure ends the connection."""
+        try:
+            serve(asked)
+        except PeerError as failure:
+            self._broker.answer_error(self, request_id, failure)
+            log.info("connection closed: %s", failure)
+            self.stream.close()
+            return False
+        except QmqError as failure:
+            self._broker.answer_error(self, request_id, failure)
+        except OSError as cause:
+            if cause.errno in SHORT_OF:
+                self._broker.answer_error(self, request_id, refusal_of(cause))
+            else:
+                self._broker.fatal(cause)
+        except AssertionError as cause:
+            self._broker.fatal(cause)
+        except Exception:
+            log.exception("handling a frame of kind %d failed; its connection is closed", kind)
+            self.stream.close()
+            return False
+        return True
+
+    def _handle(self, each: Frame) -> None:
+        if self._peer is not None and self.has_said_hello:
+            self._peer.take(each)
+            return
+        self.access.request_id = each.request_id
+        if self._peer is not None:
+            self._prove_peer(self._peer, each)
+            return
+        if not self.has_said_hello:
+            self._hello(each)
+            return
+        handle = HANDLERS.get(each.kind)
+        if handle is None:
+            raise ProtocolViolation(f"a client does not send frames of kind {each.kind}")
+        if each.kind in _ACTING:
+            self._broker.require_action_room()
+        handle(self, each)
+
+    def _hello(self, each: Frame) -> None:
+        if each.kind == FrameKind.REPLICA_HELLO and self._broker.accept_replica is not None:
+            self.access.greet(self.stream.transport)
+            self.access.accepts_replica()
+            try:
+                self._peer = self._broker.accept_replica(each, self)
+            except ProtocolViolation as failure:
+                self.access.refused("REPLICA_HELLO", "hello", failure)
+                raise
+            return
+        if each.kind != FrameKind.HELLO:
+            raise ProtocolViolation(f"the first frame must be HELLO, not kind {each.kind}")
+        hello = wire.Hello.unpack(each.payload)
+        if hello.version != wire.PROTOCOL_VERSION:
+            raise ProtocolViolation(f"this broker speaks version {wire.PROTOCOL_VERSION}, the client {hello.version}")
+        self.client = check_client(hello.client)
+        self._own().require(ServerName.unpack(hello.server))
+        self.access.greet(self.stream.transport, hello.token)
+        self._flow.admit()
+        self._is_known()
+        self.stream.reader.frame_bytes_max = limits.FRAME_BYTES_MAX
+        welcome = wire.Welcome(
+            wire.PROTOCOL_VERSION,
+            self._broker.config.name,
+            self._broker.store.epoch,
+            limits.FRAME_BYTES_MAX,
+            limits.INFLIGHT_BYTES_MAX,
+        )
+        self.send(frames.frame(FrameKind.WELCOME, each.request_id, welcome.pack()))
+
+    # --- a replica at the other end ------------------------------------------------------------------------------------
+
+    def _prove_peer(self, peer: ReplicaPeer, each: Frame) -> None:
+        try:
+            peer.take(each)
+        except ProtocolViolation as failure:
+            self.access.refused("REPLICA_HELLO", "proof", failure)
+            raise
+
+    def may_be(self, replica: str) -> bool:
+        """See ReplicaConnection."""
+        return self.access.may_be_replica(replica)
+
+    def answer_peer(self, payload: bytes) -> None:
+        self.stream.put(frames.frame(FrameKind.REPLICA_HELLO, 0, payload))
+        self.stream.flush()
+
+    def trust_peer(self) -> None:
+        """See ReplicaConnection. From now on it may send large frames."""
+        self._is_known()
+        self.stream.reader.frame_bytes_max = limits.REPLICA_FRAME_BYTES_MAX
+        self.stream.reader.grow(REPLICA_BUFFER_BYTES)
+
+    def close_peer(self) -> None:
+        self.stream.close()
+
+    # --- requests ------------------------------------------------------------------------------------------------------
+
+    def _produce(self, each: Frame) -> None:
+        size = HEADER_BYTES + len(each.payload)
+        self._flow.began(each.request_id, size)
+        took = self._broker.produce(
+            self,
+            each.request_id,
+            each.payload,
+            is_fast=each.kind == FrameKind.PRODUCE_FAST,
+            awaits_flush=each.kind == FrameKind.PRODUCE_FLUSHED,
+            find_queue=self._find_queue,
+            admit=self.access.require_producers if self._broker.access.is_enforced else None,
+        )
+        self._flow.produced(each.request_id, size, took)
+
+    def _find_queue(self, subject: bytes, partition: int) -> Destination:
+        self.access.require_produce(subject)
+        return self._broker.subjects.find_queue(subject, partition)
+
+    def _consuming(self) -> Dispatch:
+        """The part that serves consumers. Raises NotMaster."""
+        self._broker.require_consumption()
+        return self._broker.dispatch
+
+    def _pull(self, each: Frame) -> None:
+        self._consuming().pull(self, each.request_id, wire.unpack_pull(each.payload), each.deadline_ms)
+
+    def _settle(self, each: Frame) -> None:
+        if each.deadline_ms:
+            self._hurried.add(each.request_id)
+        self._consuming().settle(self, each.request_id, *wire.unpack_settle(each.payload))
+
+    def _begun(self, each: Frame) -> None:
+        if self._broker.is_serving:
+            with suppress(UnknownConsumer):  # the client waits for no answer
+                self._broker.dispatch.begun(self, *wire.unpack_begun(each.payload))
+
+    def _heartbeat(self, each: Frame) -> None:
+        number = wire.unpack_session(each.payload)
+        (self._lanes() if number >= FIRST_SESSION else self._consuming()).heartbeat(self, number)
+        self.send(frames.frame(FrameKind.OK, each.request_id))
+
+    def _detach(self, each: Frame) -> None:
+        number, received = wire.unpack_detach(each.payload)
+        answer = frames.frame(FrameKind.OK, each.request_id)
+        if number >= FIRST_SESSION:
+            self._lanes().detach(self, number)
+            self.send(answer)
+        else:  # after this answer the client forgets its last request, so that must be committed
+            self._consuming().detach(self, number, received)
+            self._broker.responses.unwritten.append(HeldAnswer(0, self, each.request_id, answer))
+
+    def _attach(self, each: Frame) -> None:
+        request = wire.Attach.unpack(each.payload)
+        self.access.require_consume(request.subject, request.group)
+        consuming = self._consuming()
+        self._flow.admit_group(request.subject, request.group, self._groups_of)
+        attached = consuming.attach(self, request)
+        self.send(frames.frame(FrameKind.ATTACHED, each.request_id, attached.pack()))
+
+    def _lanes(self) -> Lanes:
+        """The part that serves consumers of ordered subjects. Raises NotMaster."""
+        self._broker.require_consumption()
+        return self._broker.lanes
+
+    def _lane_attach(self, each: Frame) -> None:
+        request = wire.LaneAttach.unpack(each.payload)
+        self.access.require_consume(request.subject, request.group)
+        lanes = self._lanes()
+        self._flow.admit_group(request.subject, request.group, self._groups_of)
+        lanes.attach(self, each.request_id, request)
+
+    def _groups_of(self, subjects: Collection[str]) -> set[tuple[str, str]]:
+        queues = self._broker.store.queues.values()
+        return {
+            (each.id.subject, base_group(group)) for each in queues if each.id.subject in subjects for group in (*each.shares, *each.lanes)
+        }
+
+    def _lane_pull(self, each: Frame) -> None:
+        self._lanes().pull(self, each.request_id, wire.unpack_lane_pull(each.payload), each.deadline_ms)
+
+    def _lane_settle(self, each: Frame) -> None:
+        if each.deadline_ms:
+            self._hurried.add(each.request_id)
+        self._lanes().settle(self, each.request_id, *wire.unpack_lane_settle(each.payload))
+
+    def _fetch(self, each: Frame) -> None:
+        if len(self._fetches) >= FETCHES_MAX:
+            raise Overloaded("too many fetches are unanswered: read their answers first")
+        request = wire.Fetch.unpack(each.payload)
+        self.access.require_browse(request.subject)
+        self._fetches.append((each.request_id, request))
+        self._serve_fetches()
+
+    def _serve_fetches(self) -> None:
+        """Serve waiting FETCHes while the client reads its answers."""
+        while self._fetches and self.is_writable:
+            asked = self._fetches.popleft()
+            if not self._guarded(FrameKind.FETCH, asked[0], self._answer_fetch, asked):
+                return
+
+    def _answer_fetch(self, asked: tuple[int, wire.Fetch]) -> None:
+        request_id, request = asked
+        try:
+            head, buffers = self._broker.fetching.fetch(request)
+        except ColdRead as cold:
+            if self._cold_fetches >= COLD_FETCHES_MAX:
+                raise
+            self._cold_fetches += 1
+            cold.then((self, request_id), lambda failure: self._fetch_again(asked, failure))
+            return
+        self.send(*pack((head, buffers), request_id))
+        if self._flow.counts:
+            self.delivered(request.subject, messages_in(buffers), sum(map(len, buffers)))
+
+    def _fetch_again(self, asked: tuple[int, wire.Fetch], failure: QmqError | None) -> None:
+        """The data that a FETCH waits for has arrived, or the object store cannot provide it."""
+        self._cold_fetches -= 1
+        if failure is not None:
+            self._broker.answer_error(self, asked[0], failure)
+            return
+        self._fetches.append(asked)
+        self._serve_fetches()
+
+    def _find(self, each: Frame) -> None:
+        request = wire.Find.unpack(each.payload)
+        self.access.require_find(request.subject)
+        self._broker.fetching.find(self, each.request_id, request)
+
+    def _reauthenticate(self, each: Frame) -> None:
+        self.access.renew(wire.Reauth.unpack(each.payload).token)
+        self.send(frames.frame(FrameKind.OK, each.request_id))
+
+    def look_at_access(self) -> None:
+        """End the connection if its sessions are no longer allowed, or its token has expired."""
+        try:
+            self.access.look_again()
+        except QmqError as failure:
+            log.info("connection of %r closed: %s", self.client, failure)
+            self.stream.put(frames.frame(FrameKind.ERROR, 0, wire.pack_error(failure)))
+            self.stream.close()
+
+    # --- the connection's end ------------------------------------------------------------------------------------------
+
+    def _violated(self, violation: ProtocolViolation) -> None:
+        log.info("connection closed: %s", violation)
+        if self.has_said_hello:
+            self.stream.put(frames.frame(FrameKind.ERROR, 0, wire.pack_error(violation)))
+
+    def _writable(self) -> None:
+        self._flow.writable()
+        self._broker.writable(self)
+        self._serve_fetches()
+
+    def _closed(self, _cause: Exception | None) -> None:
+        if self._strangers is not None:
+            self._strangers.left(self)
+        if self._peer is not None:
+            self._peer.ended()
+        self._flow.ended(was_admitted=self.has_said_hello and self._peer is None)
+        self._broker.disconnected(self)
+        self._on_closed(self)
+
+    def end_if_stalled(self) -> None:
+        """Called every `stall_ms` / `LOOKS`: end the connection if it makes no progress."""
+        ending = self._patience.look(self.stream)
+        if ending is Ending.ABORT:
+            log.info("connection of %r aborted: it does not read its answers", self.client)
+            self.stream.abort()
+        elif ending is Ending.CLOSE:
+            self._violated(ProtocolViolation("the rest of a frame did not arrive in time: send the frame again on a new connection"))
+            self.stream.close()
+
+    def end_for_memory(self) -> None:
+        """Too much memory is in incomplete frames, and this connection's frame has been without progress for longest."""
+        failure = Overloaded("the broker has too many incomplete frames: send this one again on a new connection")
+        log.info("connection of %r closed: %s", self.client, failure)
+        self.stream.put(frames.frame(FrameKind.ERROR, 0, wire.pack_error(failure)))
+        self.stream.close()
+
+    def refuse(self, failure: Overloaded) -> None:
+        """Too many connections: send the error as soon as this one is open, and close it."""
+        self.stream.refusal = frames.frame(FrameKind.ERROR, 0, wire.pack_error(failure))
+
+
+_ACTING: Final = frozenset(
+    {FrameKind.ATTACH, FrameKind.PULL, FrameKind.SETTLE, FrameKind.LANE_ATTACH, FrameKind.LANE_PULL, FrameKind.LANE_SETTLE}
+)
+"""Requests that add actions. Heartbeats add none, and those of DETACH are bounded by the sessions."""
+HANDLERS: Final[dict[int, Callable[[DataConnection, Frame], None]]] = {
+    FrameKind.PRODUCE: DataConnection._produce,
+    FrameKind.PRODUCE_FAST: DataConnection._produce,
+    FrameKind.PRODUCE_FLUSHED: DataConnection._produce,
+    FrameKind.PULL: DataConnection._pull,
+    FrameKind.SETTLE: DataConnection._settle,
+    FrameKind.BEGUN: DataConnection._begun,
+    FrameKind.HEARTBEAT: DataConnection._heartbeat,
+    FrameKind.ATTACH: DataConnection._attach,
+    FrameKind.DETACH: DataConnection._detach,
+    FrameKind.FETCH: DataConnection._fetch,
+    FrameKind.FIND: DataConnection._find,
+    FrameKind.LANE_ATTACH: DataConnection._lane_attach,
+    FrameKind.LANE_PULL: DataConnection._lane_pull,
+    FrameKind.LANE_SETTLE: DataConnection._lane_settle,
+    FrameKind.REAUTH: DataConnection._reauthenticate,
+}
+
 
 CLOSE_S: Final = 2.0
 """How long a connection may take to read its last answers."""

@@ -1,1 +1,1 @@
-"""What consumers of a shared backlog get, and what their verdicts change."""
+"""What consumers of a shared backlog, or of lanes, get, and what their verdicts change."""

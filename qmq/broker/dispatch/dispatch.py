@@ -16,8 +16,20 @@ from typing import Final
 from qmq import limits
 from qmq.broker.config import GRANTED_LEASE_MS_MAX, LEASE_MS_MAX, LEASE_MS_MIN, LOOK_MS
 from qmq.broker.dead_letters import DeadLetterWriter
-from qmq.broker.dispatch.pull import PullResult, TagFilter, check_tags, collect, lay_out, readable_messages
-from qmq.broker.dispatch.redelivery import Begun, Decided, Failures, decide, failures_in, put_back
+from qmq.broker.dispatch.pull import (
+    Begun,
+    Decided,
+    Failures,
+    PullResult,
+    TagFilter,
+    check_tags,
+    collect,
+    decide,
+    failures_in,
+    lay_out,
+    put_back,
+    readable_messages,
+)
 from qmq.broker.dispatch.sessions import CheckTimes, HeldAnswer, Peer, QueueGroup, QueueGroups, Session, Waiter, Wanted
 from qmq.broker.parts import ServingBroker
 from qmq.broker.reading.cold_reads import ColdReads

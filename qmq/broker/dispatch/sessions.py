@@ -19,8 +19,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from qmq import limits
 from qmq.broker.config import GRANTED_LEASE_MS_MAX
-from qmq.broker.dispatch.pull import BatchReader, TagFilter
-from qmq.broker.dispatch.redelivery import Begun, UnackedBytes
+from qmq.broker.dispatch.pull import BatchReader, Begun, TagFilter, UnackedBytes
 from qmq.broker.metrics import BrokerCounters, GroupCounters
 from qmq.errors import InvalidArgument, Overloaded
 from qmq.log.group_state import GroupState

@@ -19,9 +19,9 @@ from qmq_replication.ready import Role
 from qmq.broker.broker import Broker
 from qmq.broker.connection.server import DataServer
 from qmq.broker.control import serve_control
-from qmq.broker.lanes.ordered_writes import Routing
 from qmq.broker.maintenance import Maintenance
 from qmq.broker.parts import BrokerParts, KindParts
+from qmq.broker.produce_checks import Routing
 from qmq.broker.replica_time import ReplicaTime
 from qmq.log.recent_writes import Place
 from qmq.log.recovery import whole_from

@@ -14,10 +14,10 @@ from typing import Any
 
 from ordersim.bugs.planting import changed, plant
 from qmq.broker.admin import BrokerAdmin
-from qmq.broker.lanes import lanes
-from qmq.broker.lanes.admin import LaneAdmin
-from qmq.broker.lanes.lanes import Lanes
-from qmq.broker.lanes.ordered_writes import Admission
+from qmq.broker.control import LaneAdmin
+from qmq.broker.dispatch import lanes
+from qmq.broker.dispatch.lanes import Lanes
+from qmq.broker.produce_checks import Admission
 from qmq.client.consuming.ordered.keys import KeyQueue
 from qmq.client.consuming.ordered.lane import Cell, LaneCore, LaneState, _piece
 from qmq.client.consuming.ordered.lane_reader import LaneReader

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support import ManualClock
 
-from qmq.broker.lanes.ordered_writes import Admission
+from qmq.broker.produce_checks import Admission
 from qmq.errors import NumberTaken, Outcome, OutOfSequence, ProducerFenced
 from qmq.log.log_config import LogConfig
 from qmq.log.producers import WINDOW

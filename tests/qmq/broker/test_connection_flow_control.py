@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from support import node_config, running
 
 import qmq
-from qmq.broker.connection.access import ConnectionAccess
-from qmq.broker.connection.flow_control import ConnectionFlow, RoundBudget
+from qmq.broker.connection.access import ConnectionAccess, ConnectionFlow, RoundBudget
 from qmq.broker.maintenance import ProducerOwners
 from qmq.errors import ProtocolViolation
 from qmq.limits import MIB

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from support import ManualClock, intake
 
-from qmq.broker.lanes.ordered_writes import NoRouting
-from qmq.broker.produce_checks import BrokerSubjects, QueueDestinations
+from qmq.broker.produce_checks import BrokerSubjects, NoRouting, QueueDestinations
 from qmq.errors import Outcome, RouteChanged, UnknownSubject
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store

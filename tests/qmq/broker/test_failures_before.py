@@ -8,8 +8,7 @@ import pytest
 from support import ManualClock, intake
 
 from qmq import model
-from qmq.broker.dispatch.pull import BatchReader
-from qmq.broker.dispatch.redelivery import failures_in
+from qmq.broker.dispatch.pull import BatchReader, failures_in
 from qmq.errors import LogDamaged
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store

@@ -14,7 +14,7 @@ from qmq_coordination.subjects import encode_subject, subject_key
 from qmq_ordering.hashing import logical_partition
 from support import ManualClock, intake, node_config, running
 
-from qmq.broker.lanes.admin import LaneAdmin
+from qmq.broker.control import LaneAdmin
 from qmq.client.connection.connection import Connection, connect
 from qmq.errors import InvalidArgument, NotMaster, UnknownSubject
 from qmq.log.consume_log import ConsumeLog, IndexEntry

@@ -12,7 +12,7 @@ import pytest
 from support import eventually, node_config, running
 
 import qmq
-from qmq.broker.reading import history, search
+from qmq.broker.reading import history
 from qmq.errors import InvalidArgument, MessageNotFound, UnknownSubject
 from qmq.model import MessageId
 from qmq.node.dev_node import Node
@@ -205,7 +205,7 @@ async def test_a_delayed_message_is_followed_from_the_delay_group_to_its_consume
         assert any(text.startswith("A copy for group g, which asked for a later retry, is delayed: due in") for text in texts)
         assert not inquiry.is_incomplete
 
-        monkeypatch.setattr(search, "HEADS_MAX", 0)  # a look that is cut short finds what the delay group has, and says so
+        monkeypatch.setattr(history, "HEADS_MAX", 0)  # a look that is cut short finds what the delay group has, and says so
         found = await mq.metadata.find_every(str(soon.id))
         assert ([each.due_ms > 0 for each in (found.message, *found.others)], found.is_incomplete) == ([True], True)
         assert "not everything could be looked through" in why(await inquire(mq, str(soon.id)), 0)[-1]["text"]

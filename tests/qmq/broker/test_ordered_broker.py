@@ -14,8 +14,8 @@ from support import eventually
 
 from qmq import limits
 from qmq.broker.admin import lag_ms
-from qmq.broker.lanes.admin import LaneAdmin
-from qmq.broker.turn import BrokerTurn
+from qmq.broker.broker import BrokerTurn
+from qmq.broker.control import LaneAdmin
 from qmq.errors import (
     InvalidArgument,
     LaneHeld,

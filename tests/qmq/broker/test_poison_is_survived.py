@@ -11,9 +11,8 @@ from qmq_ordering.routes import LpRange
 from support.hostile import LIES, crc, region_of
 
 import qmq
-from qmq.broker.dispatch.pull import BatchReader
-from qmq.broker.dispatch.redelivery import failures_in
-from qmq.broker.lanes.lanes import LaneResultReader
+from qmq.broker.dispatch.lanes import LaneResultReader
+from qmq.broker.dispatch.pull import BatchReader, failures_in
 from qmq.client.connection.connection import connect
 from qmq.errors import CorruptBatch, LogDamaged, MessageNotFound
 from qmq.log.actions import LaneBegin

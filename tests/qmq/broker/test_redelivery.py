@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qmq.broker.dispatch.redelivery import Begun, Decided, decide, put_back
+from qmq.broker.dispatch.pull import Begun, Decided, decide, put_back
 from qmq.log.group_state import HeldMessages
 from qmq.model import GroupSettings
 from qmq.wire.settle_payloads import BY_GROUP_MS, Settlement, Verdict

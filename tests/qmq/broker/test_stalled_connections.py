@@ -14,8 +14,7 @@ from support import ManualClock, eventually
 
 from qmq.broker.broker import Broker
 from qmq.broker.config import BrokerConfig
-from qmq.broker.connection.connection import LOOKS, DataConnection, Ending, StallWatch
-from qmq.broker.connection.server import DataServer
+from qmq.broker.connection.server import LOOKS, DataConnection, DataServer, Ending, StallWatch
 from qmq.limits import MIB
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store

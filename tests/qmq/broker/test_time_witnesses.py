@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from support import eventually, node_config, running
 
-from qmq.broker import time_witnesses
-from qmq.broker.time_witnesses import ControlPorts, TimeWitnesses
+from qmq.broker import replica_time
+from qmq.broker.replica_time import ControlPorts, TimeWitnesses
 from qmq.broker.timekeeper import SteadyClock, wall_ms
 from qmq.node.dev_node import Node
 
@@ -117,7 +117,7 @@ async def test_no_more_are_asked_than_a_median_needs() -> None:
     _, town, asking = fresh()
     town.errors = {f"{number}:1": 0 for number in range(100)}
     await asking.look()
-    assert town.asked == [f"{number}:1" for number in range(time_witnesses.WITNESSES_MAX)]
+    assert town.asked == [f"{number}:1" for number in range(replica_time.WITNESSES_MAX)]
 
 
 async def test_the_task_continues_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:

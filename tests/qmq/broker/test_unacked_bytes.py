@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.dispatch import redelivery
-from qmq.broker.dispatch.redelivery import UnackedBytes, bytes_of
+from qmq.broker.dispatch import pull
+from qmq.broker.dispatch.pull import UnackedBytes, bytes_of
 from qmq.log.consume_log import ConsumeLog, IndexEntry
 from qmq.log.disk import Disk
 from qmq.log.group_state import HeldMessages, ShareHolder
@@ -36,7 +36,7 @@ def test_each_message_counts_for_its_part_of_its_batch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_any_ranges_are_counted_as_message_by_message(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redelivery, "_ENTRIES", 7)
+    monkeypatch.setattr(pull, "_ENTRIES", 7)
     draw = random.Random(seed)
     batches = [(draw.randint(1, 20), draw.randint(1, 10_000)) for _ in range(100)]
     gone = draw.randint(0, 50)
@@ -55,13 +55,13 @@ class Counted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.times = 0
-        original = redelivery.bytes_of
+        original = pull.bytes_of
 
         def counted(index: ConsumeLog, held: list[HeldMessages]) -> int:
             self.times += 1
             return original(index, held)
 
-        monkeypatch.setattr(redelivery, "bytes_of", counted)
+        monkeypatch.setattr(pull, "bytes_of", counted)
 
 
 def holder_of(count: int) -> ShareHolder:

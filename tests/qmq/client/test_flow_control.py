@@ -13,7 +13,7 @@ from fake_delays import DelayCluster, FakeQueue, delay_cluster
 from support import eventually
 
 import qmq
-from qmq.broker.dispatch.redelivery import UnackedBytes
+from qmq.broker.dispatch.pull import UnackedBytes
 from qmq.client.connection.connection import connect
 from qmq.client.consuming.session import PREFETCH, PREFETCH_MAX
 from qmq.errors import InvalidArgument

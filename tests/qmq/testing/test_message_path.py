@@ -37,4 +37,4 @@ async def test_a_delayed_message_passes_at_most_84_files() -> None:
 async def test_a_split_passes_at_most_77_files() -> None:
     async with TestCluster(delay=False) as cluster:
         road = await of_a_split(cluster)
-    check(road, {"qmq/meta/ordered/changes.py", "qmq/broker/lanes/admin.py"}, 77, 40)
+    check(road, {"qmq/meta/ordered/changes.py", "qmq/broker/control.py"}, 77, 40)

@@ -1,1 +1,0 @@
-"""Lanes of ordered groups: who holds them, what was finished, which keys are parked."""
