@@ -18,9 +18,9 @@ from qmq.limits import MIB
 from qmq.log.actions import LaneReset
 from qmq.log.envelopes import damaged, walk
 from qmq.log.queue import Queue
-from qmq.log.queue_deletion import drop
 from qmq.log.reading import ColdRead
 from qmq.log.recent_writes import ACTIONS, MESSAGES
+from qmq.log.retention import drop
 from qmq.log.store import Store
 from qmq.model import GroupSettings, MessageId, check_group, check_name, is_dead_letters
 from qmq.proto.v1 import control_pb2 as pb

@@ -51,7 +51,7 @@ from qmq.limits import UNWRITTEN_BYTES_MAX
 from qmq.log.actions import ScheduleAction
 from qmq.log.checkpoint import CheckpointPlan, begin_checkpoint
 from qmq.log.queue import Queue
-from qmq.log.queue_deletion import purge
+from qmq.log.retention import purge
 from qmq.log.store import Intake, Store
 from qmq.process.event_loop import Clock
 from qmq.process.files import refusal_of

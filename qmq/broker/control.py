@@ -20,10 +20,9 @@ from qmq.broker.reading.cold_reads import through_cold_reads
 from qmq.broker.replica_time import ReplicaTime, TimeStatus
 from qmq.errors import InvalidArgument, Overloaded, RouteConflict, UnknownGroup, UnknownPartition
 from qmq.limits import PARKED_LIST_BYTES, PARKED_PAGE_BYTES
-from qmq.log.actions import Forget, LaneBegin, LaneInherit, LaneReset, LaneUnpark
+from qmq.log.actions import ENTRY_BYTES_MAX, Forget, LaneBegin, LaneInherit, LaneReset, LaneUnpark
 from qmq.log.lane_state import GroupLaneState, LaneHolder, ParkedKey
 from qmq.log.queue import Queue
-from qmq.log.unwritten_actions import ENTRY_BYTES_MAX
 from qmq.model import MessageId, check_name
 from qmq.process.description import DescribeProcess
 from qmq.process.event_loop import Clock, SystemClock

@@ -1,4 +1,4 @@
-"""The schedule: where each delayed message is, and its state. It is the projection of a delay group's logs (qmq/log/projection.py).
+"""The schedule: where each delayed message is, and its state. It is the projection of a delay group's logs (qmq/log/store.py).
 
 The schedule is a pure function of the entries, in the order of the index: replicas have the same bytes in the same files, regardless of
 flushes and restarts. So nothing in this module may depend on time, randomness, or the number of bytes written to disk.
@@ -45,9 +45,9 @@ from qmq.errors import InvalidArgument, InvariantBroken, LogDamaged, MessageNotF
 from qmq.limits import MIB
 from qmq.log.actions import Cancel, Close, PlanAction, PlanDone, PlanVoid, Postpone, Recur, ScheduleAction, decode_actions, encode_actions
 from qmq.log.disk import Disk
-from qmq.log.projection import ProjectionPlan
 from qmq.log.segment_index import UNREADABLE as UNREADABLE_PAYLOAD
 from qmq.log.segment_index import checked_payload, with_checksum
+from qmq.log.store import ProjectionPlan
 from qmq.model import DelayedId
 from qmq.process.files import make_private
 from qmq.wire.batch_columns import REGION, REGION_BYTES, UNREADABLE, Column, pad
@@ -188,7 +188,7 @@ class PendingCounts:
 
 @dataclass(frozen=True, slots=True)
 class SchedulePlan:
-    """A captured schedule; see `qmq.log.projection.ProjectionPlan`."""
+    """A captured schedule; see `qmq.log.store.ProjectionPlan`."""
 
     state: Any
     files: AppendFiles

@@ -24,11 +24,10 @@ from qmq.errors import DiskFull
 from qmq.log import commit_mark
 from qmq.log.consume_log import ENTRY_BYTES, Spill
 from qmq.log.disk import Disk
-from qmq.log.projection import ProjectionPlan
 from qmq.log.queue import Queue
 from qmq.log.segment_index import UNREADABLE, checked_payload, with_checksum
 from qmq.log.segments import FlushPlan
-from qmq.log.store import Store
+from qmq.log.store import ProjectionPlan, Store
 from qmq.process.files import make_private
 
 _MAGIC: Final = b"QMC1"
@@ -64,7 +63,7 @@ class Checkpoint(msgspec.Struct, array_like=True):
     epochs: list[tuple[int, int]] = []
     """The history: pairs of an epoch and its first index, ascending."""
     projection: Any = None
-    """The state of the projection (qmq/log/projection.py)."""
+    """The state of the projection (qmq/log/store.py)."""
 
 
 _QUEUES: Final = Checkpoint.__struct_fields__.index("queues")

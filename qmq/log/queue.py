@@ -1,7 +1,7 @@
 """A queue in the store: its numbers, its consume log, its producers, and the groups' shares; and in one table what each action changes,
 for a master that acts, for a slave that follows, and for every replay.
 
-The actions of a schedule are not in the table: they change no queue, and go to the store's projection (`qmq.log.projection`).
+The actions of a schedule are not in the table: they change no queue, and go to the store's projection (`qmq.log.store`).
 """
 
 from __future__ import annotations

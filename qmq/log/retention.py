@@ -1,4 +1,5 @@
-"""Retention: deletes the oldest messages by age and by size, whether they were consumed or not.
+"""Retention: deletes the oldest messages by age and by size, whether they were consumed or not, and logs which. Also drops the messages of
+one queue at once.
 
 A queue's messages are dropped batch by batch, by its subject's limits; disk space is freed when a whole segment has no valid entry any
 more. With local retention, the file of a segment that is in the object store is deleted earlier (docs/TIERING.md). A crash between any two
@@ -14,25 +15,102 @@ size limit are dropped.
 
 The steps run between turns, a slice at a time. The first kept batch of each queue is remembered, so that queues without a loss need no
 second look-up.
+
+`DeletionReport` logs the queue, the messages, when they were stored, and why. A queue gets a line at once, and then at most one every hour,
+which covers everything since the line before. The logger is `qmq.retention`, at the level INFO, which is on even if other messages of this
+level are not.
+
+`drop` drops a queue, with its messages and groups, because its subject was deleted. A drop needs an entry in each log, because segments of
+one log may be deleted while the other still has older ones.
+
+    a drop command, in the message log     everything up to it no longer belongs to the queue; producers and seal are forgotten
+    DROP_QUEUE, in the action log          every group's share and lanes are forgotten
+
+Earlier actions of groups are written first, so that replay never finds one after the drop. A crash between the two entries leaves groups on
+an empty queue: a second drop completes the work. Sequences continue, so that a sequence never means two messages.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from qmq.errors import CorruptBatch, LogDamaged
+from qmq.log import command_messages
+from qmq.log.actions import DropQueue
 from qmq.log.consume_log import IndexEntry
-from qmq.log.deletion_report import AGE, LOG_BYTES, QUEUE_BYTES, DeletedMessages, DeletionReport
-from qmq.log.envelopes import head_at
-from qmq.log.opening_snapshots import is_opened_whole
+from qmq.log.envelopes import head_at, is_opened_whole
 from qmq.log.queue import Queue
 from qmq.log.segments import Segments
 from qmq.log.store import Store
-from qmq.model import SubjectConfig
+from qmq.model import QueueId, SubjectConfig
+
+deletion_log = logging.getLogger("qmq.retention")
+deletion_log.setLevel(logging.INFO)
+
+EVERY_MS: Final = 3_600_000
+
+AGE: Final = "older than its retention"
+QUEUE_BYTES: Final = "more than its subject's size limit"
+LOG_BYTES: Final = "more than the log's size limit"
+
+
+class DeletedMessages(NamedTuple):
+    """The messages `first` to `end` (exclusive) of a queue, and when the oldest and the newest of their batches were stored."""
+
+    queue: QueueId
+    first: int
+    end: int
+    oldest_ms: int
+    newest_ms: int
+    before_ms: int
+    """Older messages were too old, by the time of retention."""
+    why: str
+
+
+class DeletionReport:
+    """The deletions of one store."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[QueueId, DeletedMessages] = {}
+        self._logged_ms: dict[QueueId, int] = {}
+
+    def note(self, deletion: DeletedMessages) -> None:
+        earlier = self._waiting.get(deletion.queue)
+        if earlier is not None:
+            deletion = deletion._replace(first=earlier.first, oldest_ms=earlier.oldest_ms)
+        self._waiting[deletion.queue] = deletion
+
+    def tell(self, monotonic_ms: int) -> None:
+        """Log what is due."""
+        self._logged_ms = {queue: at_ms for queue, at_ms in self._logged_ms.items() if monotonic_ms - at_ms < EVERY_MS}
+        for queue in [queue for queue in self._waiting if queue not in self._logged_ms]:
+            self._logged_ms[queue] = monotonic_ms
+            _log(self._waiting.pop(queue))
+
+    def tell_all(self) -> None:
+        """Log everything that is not logged yet."""
+        for deletion in self._waiting.values():
+            _log(deletion)
+        self._waiting.clear()
+
+
+def _log(told: DeletedMessages) -> None:
+    stored = f"stored {_time(told.oldest_ms)} to {_time(told.newest_ms)}"
+    why = f"{told.why}, which ends {_time(told.before_ms)}" if told.why == AGE else told.why
+    deletion_log.info("retention deleted messages %d to %d of %s, %s: %s", told.first, told.end - 1, told.queue, stored, why)
+
+
+def _time(ms: int) -> str:
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds")
+    except (OverflowError, ValueError, OSError):
+        return f"{ms} ms since 1970"
+
 
 log = logging.getLogger("qmq.log")
 
@@ -278,3 +356,20 @@ def _begin_ms(segments: Segments, base: int) -> int:
     except CorruptBatch:
         head = None
     return 1 << 62 if head is None else head.append_time_ms  # a replay could not begin without a snapshot there
+
+
+def purge(store: Store, queue: Queue) -> None:
+    """Drop the messages of a queue; effective when the purge is committed. Producers, seal and groups stay. Raises DiskFull.
+
+    The caller must then move the groups behind the purge: otherwise, as after a crash, they are before the queue's start and count the
+    purged messages as expired.
+    """
+    store.write_actions()
+    store.append_region(queue, command_messages.build_purge(queue.id))
+
+
+def drop(store: Store, queue: Queue) -> None:
+    """Drop a queue; the drop is effective when it is committed. Raises DiskFull: call it again."""
+    store.write_actions()
+    store.append_region(queue, command_messages.build_drop(queue.id))
+    store.act(DropQueue(queue.id.subject, queue.id.partition, "", ""))

@@ -11,7 +11,11 @@ All entries of both logs share one index. `commit(index)` commits the entries up
 node commits entries when they are written (`Flush.ASYNC`) or flushed (`Flush.SYNC`), a replica when a majority of its group has them. On a
 slave (`qmq.log.follower`) entries wait in `pending` until they are committed, and only then change the derived state; so a slave's state
 never contains entries that a new master may cut.
-"""
+
+A *projection* is state that follows from a store's logs, besides queues and shares, such as the delay server's schedule. The store passes
+every entry of the projection's kinds to it once, in the order of the index: on a master when the entry is written, on a slave when it is
+committed, at a start when it is replayed. A projection may keep files, whose lengths are part of its state. A checkpoint holds the state,
+and opening cuts the files back to these lengths before the replay. So a projection is a function of the log, the same on every replica."""
 
 from __future__ import annotations
 
@@ -19,33 +23,85 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, Protocol, overload
 
 from google_crc32c import value as crc32c
 
 from qmq.errors import CorruptBatch, DiskFull, LogDamaged, check
 from qmq.limits import BATCH_BYTES_MAX
 from qmq.log import command_messages
-from qmq.log.actions import AnyAction, LaneGrant, LaneInherit, LaneUnpark, ScheduleStruct, SettleAction, decode_actions
+from qmq.log.actions import (
+    AnyAction,
+    LaneGrant,
+    LaneInherit,
+    LaneUnpark,
+    ScheduleAction,
+    ScheduleStruct,
+    SettleAction,
+    UnwrittenActions,
+    decode_actions,
+)
 from qmq.log.command_messages import QueueErasure
 from qmq.log.consume_log import IndexEntry
 from qmq.log.disk import Disk, FolderLock, FreeSpace, Unflushed
-from qmq.log.envelopes import begins_at, entry_at, epoch_of, first_index, unwrap, with_epoch, wrap
+from qmq.log.envelopes import SnapshotReader, begins_at, entry_at, epoch_of, first_index, to_payloads, unwrap, with_epoch, wrap
 from qmq.log.group_state import Settled
 from qmq.log.log_config import Flush, LogConfig
-from qmq.log.opening_snapshots import SnapshotReader, to_payloads
-from qmq.log.projection import Projection
 from qmq.log.queue import Queue, Sealed, apply
 from qmq.log.reading import ObjectDamaged, StoredBytes
 from qmq.log.recent_writes import ACTIONS, MESSAGES, Place, Tail, TailCache, Write, WriteRun
 from qmq.log.segments import FlushPlan, Segments
-from qmq.log.unwritten_actions import UnwrittenActions
 from qmq.model import Partition, QueueId
 from qmq.process.event_loop import Clock
 from qmq.process.files import make_private
 from qmq.wire.batch import ENVELOPE_BYTES, BatchView, Envelope, Kind, parse_envelope, place, region_crc_of
 from qmq.wire.batch_columns import REGION, RegionHeader, check_region
 from qmq.wire.frame_payloads import Produced
+
+
+class ProjectionPlan(Protocol):
+    """A captured state: `run` it in a thread, then give it to `Projection.end_checkpoint`."""
+
+    @property
+    def state(self) -> Any:
+        """The state for the checkpoint; MessagePack can encode it. None if there is no usable state yet."""
+        ...
+
+    def run(self) -> None:
+        """Write and sync the files that the state refers to. Raises FlushFailed, DiskFull."""
+        ...
+
+
+class Projection(Protocol):
+    """All methods except `ProjectionPlan.run` are called in the store's thread."""
+
+    def load(self, state: Any | None, replayed_from: int) -> None:
+        """Load `state` from the checkpoint (None without one) while the store is being opened, and cut the files back.
+
+        Every entry from `replayed_from` on follows, and perhaps some before it. If `replayed_from` is not 1 and there is no state, the
+        beginning is missing. Raises LogDamaged.
+        """
+        ...
+
+    def take(self, index: int, append_time_ms: int, region: bytes, region_crc: int) -> None:
+        """Handle a batch in the message log at `index`."""
+        ...
+
+    def act(self, index: int, append_time_ms: int, action: ScheduleAction) -> None:
+        """Handle an action in the action log at `index`. The actions of one entry come one after another with the same index."""
+        ...
+
+    def begin_checkpoint(self, index: int) -> ProjectionPlan:
+        """Capture the state. The projection has got every entry up to `index`."""
+        ...
+
+    def end_checkpoint(self, plan: Any) -> None:
+        """Handle the end of a checkpoint: the state of this plan is on disk."""
+        ...
+
+    def close(self) -> None:
+        """Close files. State that is only in memory follows from the log."""
+        ...
 
 
 class Intake(NamedTuple):

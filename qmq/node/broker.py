@@ -2,32 +2,43 @@
 
 The common parts of replicas are in `qmq/node/replica/node.py` and `qmq/node/replica/broker.py`. A group of `qmq dev`, whose process has the
 coordination store in it, has the same keys as a replicated group, and its master is not elected: the folder's lock admits one process only.
+
+`StaleRoutes` finds subjects whose routes in the coordination store are older than this broker group's log: the store's data was put back. A
+broker seals a partition for a change that the store has (`closes` in broker_assembly.py), and a change is deleted only with its
+subject. So a seal whose change the store does not have shows routes that went back: partitions are missing in them, and the next change
+would use numbers again. The master says so in `/qmq/routes/SUBJECT/stale/GROUP`. Metaservers then neither serve nor change the subject's
+routes, until the store has the change again, or is rebuilt from the brokers' folders (docs/BACKUP.md).
+
+A seal counts when two checks in a row find it. If the master dies before the key is put, the next master finds the seal.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
 from qmq_coordination.broker_groups import EpochClaim, MasterRecord, Mode, Registration, ReplicaRecord, group_key
-from qmq_coordination.coordination_store import CoordinationStore, Put, absent
+from qmq_coordination.coordination_store import Compare, CompareTarget, CoordinationStore, Put, absent
+from qmq_coordination.ordered_records import latest_key, stale_key
 from qmq_coordination.view import ClusterView, ViewChange
 
+from qmq.broker.broker import Broker
 from qmq.broker.parts import KindParts
 from qmq.broker.produce_checks import Routing
 from qmq.broker.replica_time import ReplicaTime
-from qmq.errors import DiskFull
+from qmq.errors import CoordinationError, DiskFull
 from qmq.log.checkpoint import close_store
 from qmq.log.store import Store
 from qmq.metrics.figures import FigureSource
 from qmq.node.broker_assembly import AddServices, MakeBroker, StandaloneBroker, ViewRouting
 from qmq.node.metrics import serving
-from qmq.node.metrics.groups import GroupsSource
+from qmq.node.metrics.broker import GroupsSource
 from qmq.node.process import MACHINE, Environment
 from qmq.node.replica.broker import ReplicaBroker
 from qmq.node.replica.context import ReplicaConfig, ReplicaContext, open_context
 from qmq.node.replica.node import ReplicaNode
-from qmq.node.stale_routes import StaleRoutes
 from qmq.process.description import DescribeProcess
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.rpc.network import NETWORK, Network
@@ -35,6 +46,64 @@ from qmq.security.access import OpenAccess
 
 if TYPE_CHECKING:
     from qmq_coordination.coordination_store import CoordinationStore
+
+
+CHECK_S: Final = 5.0
+
+
+class StaleRoutes:
+    """Checks from `start` to `stop`. `group` is the broker's own group."""
+
+    def __init__(self, broker: Broker, view: ClusterView, store: CoordinationStore, group: str, check_s: float = CHECK_S) -> None:
+        self._broker = broker
+        self._view = view
+        self._store = store
+        self._group = group
+        self._check_s = check_s
+        self._seen: dict[str, str] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._check_s)
+            if self._broker.is_serving:
+                with suppress(CoordinationError):  # the next check tries again
+                    await self._check()
+
+    async def _check(self) -> None:
+        found = self._forgotten()
+        for config, state in self._view.ordered_subjects():
+            what, known = found.get(config.name), state.stale.get(self._group)
+            if what is None and known is not None:
+                await self._store.delete(stale_key(config.name, self._group))
+            elif what is not None and known is None and config.name in self._seen:
+                log.critical("the routes of subject %s in the coordination store were put back: %s", config.name, what)
+                exists = Compare(latest_key(config.name), CompareTarget.CREATE, ">", 0)
+                await self._store.txn([exists], [Put(stale_key(config.name, self._group), what.encode())])
+        self._seen = found
+
+    def _forgotten(self) -> dict[str, str]:
+        """By subject, what the store has forgotten."""
+        found: dict[str, str] = {}
+        states = {config.name: state for config, state in self._view.ordered_subjects()}
+        for queue in self._broker.store.queues.values():
+            state, sealed = states.get(queue.id.subject), queue.sealed
+            if state is None or sealed is None:
+                continue
+            change = state.changes.get(sealed.to_version)
+            if change is None or change.id != sealed.change_id:
+                found[queue.id.subject] = (
+                    f"{self._group} sealed partition {queue.id.partition} for version {sealed.to_version}, and the latest is {state.latest}"
+                )
+        return found
 
 
 class BrokerKind:

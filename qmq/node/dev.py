@@ -35,7 +35,7 @@ from qmq.log.log_config import LogConfig
 from qmq.log.recovery import Progress, open_store
 from qmq.node.broker import SingleReplica
 from qmq.node.broker_assembly import ViewLocator
-from qmq.node.metrics.delay import DelaySource
+from qmq.node.metrics.broker import DelaySource
 from qmq.process.description import DescribeProcess
 from qmq.process.event_loop import Clock
 from qmq.proto.v1 import control_pb2 as pb

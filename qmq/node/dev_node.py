@@ -35,7 +35,7 @@ from qmq.node.audit_subject import audit_subject_of
 from qmq.node.broker import SingleReplica
 from qmq.node.broker_assembly import StandaloneBroker, ViewRouting
 from qmq.node.metrics import serving
-from qmq.node.metrics.groups import GroupsSource
+from qmq.node.metrics.broker import GroupsSource
 from qmq.node.metrics.meta import MetaSource
 from qmq.node.metrics.replica import CoordinationSource, CountedStore
 from qmq.node.metrics.serving import AccessSource, ExposureSource

@@ -35,8 +35,8 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from qmq.errors import CorruptBatch, Overloaded, QmqError
 from qmq.log.envelopes import Entry, walk_bytes
 from qmq.log.reading import ColdRead, Ended, ObjectDamaged
+from qmq.log.recovery import CannotTake
 from qmq.log.segment_index import SegmentIndex
-from qmq.log.taken_segments import CannotTake
 from qmq.process.files import make_private
 from qmq.tiering.object_store import Objects, StoreAway
 from qmq.tiering.stored_segment import BadManifest, Manifest, ObjectNames, SealedSegment, decode_manifest

@@ -14,7 +14,7 @@ from sink_node import NodeThread, node_thread
 import qmq
 from qmq.columns.options import parse
 from qmq.errors import MessagesExpired
-from qmq.log.queue_deletion import drop, purge
+from qmq.log.retention import drop, purge
 
 Offset = dict[str, dict[str, int]]
 BODY = StructType([StructField("body", BinaryType())])

@@ -34,11 +34,10 @@ from qmq.errors import CorruptBatch, InvalidArgument, MessageNotFound, NotMaster
 from qmq.limits import KIB, MIB
 from qmq.log.actions import AnyAction, DropQueue, Forget, LaneAction, ScheduleAction, decode_actions
 from qmq.log.consume_log import IndexEntry
-from qmq.log.envelopes import Entry, damaged, head_at, unwrap, walk
+from qmq.log.envelopes import Entry, SnapshotReader, damaged, head_at, unwrap, walk
 from qmq.log.group_state import GroupState
 from qmq.log.history import LaneMessageEvents, MessageEvents, MessagePlace, TrailEvent, holder_of, standing, where
 from qmq.log.lane_state import GroupLaneState
-from qmq.log.opening_snapshots import SnapshotReader
 from qmq.log.producers import birth_ms
 from qmq.log.queue import Queue
 from qmq.log.recent_writes import ACTIONS

@@ -11,9 +11,7 @@ from qmq.broker.broker import Broker
 from qmq.broker.connection.server import DataServer
 from qmq.broker.replica_time import ReplicaTime
 from qmq.metrics.figures import COUNTER, GAUGE, Figure, FigureSource, Readiness, Reading, one
-from qmq.node.metrics.broker import BrokerSource, LogSource, TieringSource
-from qmq.node.metrics.delay import DelaySource
-from qmq.node.metrics.groups import GroupsSource
+from qmq.node.metrics.broker import BrokerSource, DelaySource, GroupsSource, LogSource, TieringSource
 from qmq.node.metrics.replica import ReplicaSource
 from qmq.node.process import EtcdOptions, weaknesses
 from qmq.process.address import UNIX, is_local

@@ -27,8 +27,7 @@ from qmq.log.recent_writes import Place
 from qmq.log.recovery import whole_from
 from qmq.log.store import Store
 from qmq.node.broker_assembly import STOP_GRACE_S, AddServices, ViewRules
-from qmq.node.replica.context import ProjectionFolder, ReplicaContext, StoreOpener
-from qmq.node.replica.repair import BackgroundRepair
+from qmq.node.replica.context import BackgroundRepair, ProjectionFolder, ReplicaContext, StoreOpener
 from qmq.node.replica.status import ReplicaStatus, WriteLease
 from qmq.process.description import DescribeProcess
 from qmq.rpc.network import RpcPort
@@ -37,7 +36,7 @@ from qmq.security.access import OpenAccess
 from qmq.text import joined
 
 if TYPE_CHECKING:
-    from qmq.log.projection import Projection
+    from qmq.log.store import Projection
     from qmq.metrics.figures import FigureSource
 
 

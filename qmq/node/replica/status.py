@@ -42,7 +42,7 @@ from qmq.broker.broker import Broker
 from qmq.errors import CoordinationError, InvalidArgument, NotMaster, Outcome, QmqError, Unavailable
 from qmq.metrics.figures import Readiness
 from qmq.model import check_name
-from qmq.node.replica import repair
+from qmq.node.replica.context import read_log
 from qmq.process.event_loop import Clock
 from qmq.proto.v1 import control_pb2 as pb
 
@@ -171,7 +171,7 @@ class ReplicaStatus:
         """Read entries for another replica. Raises LogDamaged, InvalidArgument, Unavailable."""
         if self._driver.is_opening:
             raise Unavailable(f"{self._broker.config.name} is reopening its log: try again in a moment")
-        return repair.read_log(self._broker.store, log, position, bytes_max)
+        return read_log(self._broker.store, log, position, bytes_max)
 
     # --- holding writes -----------------------------------------------------------------------------------------------
 

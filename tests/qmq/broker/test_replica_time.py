@@ -11,11 +11,10 @@ from support import ManualClock, intake
 from qmq.broker.replica_time import ReplicaTime
 from qmq.broker.timekeeper import SteadyClock
 from qmq.errors import InvalidArgument
-from qmq.log.deletion_report import AGE, DeletedMessages, DeletionReport
 from qmq.log.disk import Disk
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
-from qmq.log.retention import Before, Retention
+from qmq.log.retention import AGE, Before, DeletedMessages, DeletionReport, Retention
 from qmq.log.store import Store
 from qmq.model import Partition, QueueId, SubjectConfig
 from qmq.process.event_loop import Clock

@@ -11,8 +11,7 @@ from qmq.log import checkpoint
 from qmq.log.actions import Join, LaneBegin, PullAction, Pulled
 from qmq.log.checkpoint import begin_checkpoint, close_store, end_checkpoint
 from qmq.log.queue import Queue
-from qmq.log.queue_deletion import drop
-from qmq.log.retention import begin_retention
+from qmq.log.retention import begin_retention, drop
 from qmq.log.store import Store
 
 

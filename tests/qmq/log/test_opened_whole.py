@@ -9,8 +9,7 @@ from replica_support import feed, opened, small
 from support import intake
 
 from qmq.limits import MIB
-from qmq.log.envelopes import walk
-from qmq.log.opening_snapshots import SNAPSHOT_BYTES, is_opened_whole
+from qmq.log.envelopes import SNAPSHOT_BYTES, is_opened_whole, walk
 from qmq.log.producers import WINDOW, Producers
 from qmq.log.retention import begin_retention, end_retention
 from qmq.log.store import Store

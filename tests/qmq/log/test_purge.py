@@ -11,8 +11,7 @@ from support import intake
 from qmq.log import checkpoint
 from qmq.log.checkpoint import begin_checkpoint, close_store, end_checkpoint
 from qmq.log.queue import Queue
-from qmq.log.queue_deletion import drop, purge
-from qmq.log.retention import begin_retention
+from qmq.log.retention import begin_retention, drop, purge
 from qmq.log.store import Store
 
 

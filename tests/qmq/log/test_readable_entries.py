@@ -25,10 +25,9 @@ from qmq.errors import CorruptBatch, DiskFull, InvariantBroken
 from qmq.limits import BATCH_BYTES_MAX, KIB, MIB
 from qmq.log import follower
 from qmq.log.actions import Begin, LaneBegin, LaneGrant, LanePark, SettleAction, encode_actions
-from qmq.log.envelopes import Entry, walk, wrap
+from qmq.log.envelopes import Entry, SnapshotReader, is_opened_whole, to_payloads, walk, wrap
 from qmq.log.group_state import Dying, Requeued
 from qmq.log.lane_state import LaneProgress
-from qmq.log.opening_snapshots import SnapshotReader, is_opened_whole, to_payloads
 from qmq.log.producers import PRODUCERS_MAX, WINDOW, Producers
 from qmq.log.recovery import open_store
 from qmq.log.store import Store

@@ -28,11 +28,10 @@ from support.forms import examples
 
 from qmq import limits
 from qmq.errors import QmqError
-from qmq.log import follower, opening_snapshots, retention
+from qmq.log import envelopes, follower, retention
 from qmq.log import store as stores
-from qmq.log.envelopes import walk
+from qmq.log.envelopes import is_opened_whole, walk
 from qmq.log.lane_state import GroupLaneState
-from qmq.log.opening_snapshots import is_opened_whole
 from qmq.log.retention import begin_retention, end_retention
 from qmq.log.segments import Segments
 from qmq.log.store import Store
@@ -42,8 +41,8 @@ from qmq.wire.batch import Envelope, Kind
 CONFIG = small(retention_ms=1000)
 SIZES = (
     (limits, "BATCH_BYTES_MAX", 4_096),
-    (opening_snapshots, "SNAPSHOT_BYTES", 300),
-    (opening_snapshots, "STATE_BYTES_MAX", 1_000),
+    (envelopes, "SNAPSHOT_BYTES", 300),
+    (envelopes, "STATE_BYTES_MAX", 1_000),
 )
 
 
@@ -356,11 +355,11 @@ def without_parked(state: list[Any]) -> GroupLaneState:
     return FROM_STATE([*state[:4], {}, *state[5:]])
 
 
-ITEMS = opening_snapshots.items_of
+ITEMS = envelopes.items_of
 FROM_STATE = GroupLaneState.from_state
 BUGS: dict[str, tuple[Any, str, Any]] = {
     "cut a snapshot by its states, not by their bytes": (stores, "to_payloads", by_count),
-    "leave a piece of a long state out": (opening_snapshots, "items_of", without_the_second),
+    "leave a piece of a long state out": (envelopes, "items_of", without_the_second),
     "read a group's state without what is parked": (GroupLaneState, "from_state", staticmethod(without_parked)),
     "begin a log with a part of a snapshot": (retention, "_may_begin", lambda _, kept_from: kept_from),
 }

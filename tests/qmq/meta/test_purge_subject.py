@@ -13,8 +13,8 @@ import qmq
 from qmq.client.client import Client
 from qmq.errors import InvalidArgument, MessagesExpired, NotConnected, UnknownSubject
 from qmq.log.log_config import LogConfig
-from qmq.log.queue_deletion import purge
 from qmq.log.recovery import open_store
+from qmq.log.retention import purge
 from qmq.model import Order, SubjectConfig
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.testing import TestCluster

@@ -21,12 +21,11 @@ import qmq
 from qmq.delay.files import ReplicaScheduleFiles
 from qmq.errors import QmqError
 from qmq.log.recovery import whole_from
-from qmq.node import schedule_transfer
-from qmq.node.delay import delay_node
+from qmq.node import delay
+from qmq.node.delay import ScheduleTransfer, delay_node
 from qmq.node.process import NodeTiming
 from qmq.node.replica.broker import ReplicaBroker
 from qmq.node.replica.node import ReplicaNode
-from qmq.node.schedule_transfer import ScheduleTransfer
 
 pytestmark = pytest.mark.sampled
 
@@ -73,7 +72,7 @@ async def test_a_replica_with_an_empty_folder_fetches_the_schedule_and_can_lead(
         node = await cluster.start(victim)
         await eventually(lambda: is_complete(cluster, victim))
         assert sum(cluster.pending(victim).values()) == SENT + 30
-        assert not (tmp_path / victim / "broker" / schedule_transfer.ASIDE).exists()
+        assert not (tmp_path / victim / "broker" / delay.ASIDE).exists()
         assert (whole_from(node.broker.store) or 0) > 1
         await make_master(cluster, mq, victim)
         await eventually(lambda: cluster.delivered("s") == 30)

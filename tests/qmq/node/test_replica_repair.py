@@ -23,7 +23,7 @@ from qmq.log.recent_writes import WriteRun
 from qmq.log.recovery import open_store
 from qmq.log.segments import Segments
 from qmq.log.store import Store
-from qmq.node.replica import repair
+from qmq.node.replica import context
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.proto.v1 import control_pb2_grpc
 from qmq.rpc.channel import answering
@@ -81,7 +81,7 @@ def entries(store: Store, log: int) -> list[Entry]:
 
 def spoil(folder: Path, log: int, position: int, size: int = 1) -> None:
     """Flip bits in a closed or open store's file."""
-    path = max(each for each in (folder / repair.NAMES[log]).iterdir() if int(each.stem) <= position)
+    path = max(each for each in (folder / context.NAMES[log]).iterdir() if int(each.stem) <= position)
     at = position - int(path.stem)
     with path.open("r+b") as file:
         file.seek(at)
@@ -99,7 +99,7 @@ class Peer(control_pb2_grpc.BrokerControlServicer):
 
     @answering
     async def ReadLog(self, request: pb.ReadLogRequest) -> pb.ReadLogResponse:
-        data = repair.read_log(self.store, request.log, request.position, request.bytes_max)
+        data = context.read_log(self.store, request.log, request.position, request.bytes_max)
         return pb.ReadLogResponse(entries=self.answer(data))
 
 
@@ -126,7 +126,7 @@ async def repaired(folder: Path, addresses: dict[ServerName, str]) -> Store:
         try:
             return opened(folder)
         except LogDamaged as damage:
-            if not await repair.repair_folder(addresses, folder, CONFIG.segment_bytes, damage):
+            if not await context.repair_folder(addresses, folder, CONFIG.segment_bytes, damage):
                 raise
     raise AssertionError("there is no end to it")
 
@@ -144,7 +144,7 @@ async def test_a_damaged_entry_comes_back_byte_for_byte_wherever_it_lies(folders
             size = {"envelope": 8, "region": 8, "all of it": entry.envelope.total_bytes}[part]
             spoil(folders[0], log, entry.position + (ENVELOPE_BYTES if part == "region" else 0), size)
             assert files(folders[0]) != before
-            assert await repair.repair(addresses, mine, LogDamaged("", log=log, position=entry.position))
+            assert await context.repair(addresses, mine, LogDamaged("", log=log, position=entry.position))
             assert files(folders[0]) == before
 
 
@@ -157,7 +157,7 @@ async def test_several_neighbours_are_one_hole_also_over_a_segments_end(folders:
         for first in range(0, len(found) - count + 1, 9):
             for entry in found[first : first + count]:
                 spoil(folders[0], log, entry.position, 70)
-            assert await repair.repair(addresses, mine, LogDamaged("", log=log, position=found[first].position))
+            assert await context.repair(addresses, mine, LogDamaged("", log=log, position=found[first].position))
             assert files(folders[0]) == before
 
 
@@ -203,7 +203,7 @@ async def test_damage_on_two_of_three_at_different_places_is_mended_on_both(fold
     async with serving(*stores) as (addresses, _):
         for mine, at in ((0, 10), (1, 11)):
             others = {name: address for name, address in addresses.items() if name.replica != f"r{mine}"}
-            assert await repair.repair(others, stores[mine], LogDamaged("", log=0, position=found[at].position))
+            assert await context.repair(others, stores[mine], LogDamaged("", log=0, position=found[at].position))
             assert files(folders[mine]) == before
 
 
@@ -214,7 +214,7 @@ async def test_damage_at_the_same_place_on_all_replicas_is_not_mended(folders: l
         spoil(folder, 0, found[10].position, 70)
     before = [files(folder) for folder in folders]
     async with serving(*stores[1:]) as (addresses, _):
-        assert not await repair.repair(addresses, stores[0], LogDamaged("", log=0, position=found[10].position))
+        assert not await context.repair(addresses, stores[0], LogDamaged("", log=0, position=found[10].position))
         stores[0].close()
         with pytest.raises(LogDamaged):
             await repaired(folders[0], addresses)
@@ -229,7 +229,7 @@ async def test_a_peer_that_is_away_or_behind_is_passed_over(folders: list[Path])
     behind.messages.truncate(found[-4].position)
     async with serving(behind, other) as (addresses, _):
         addresses = {ServerName(replica="away"): "127.0.0.1:1", **addresses}
-        assert await repair.repair(addresses, mine, damage)
+        assert await context.repair(addresses, mine, damage)
     assert files(folders[0]) == before
 
 
@@ -240,7 +240,7 @@ async def test_a_hole_at_the_end_of_an_unopened_log_is_not_filled_without_proof(
     spoil(folders[0], 0, last.position, 70)
     before = files(folders[0])
     async with serving(store) as (addresses, _):
-        assert not await repair.repair_folder(addresses, folders[0], 4_000, LogDamaged("", log=0, position=last.position))
+        assert not await context.repair_folder(addresses, folders[0], 4_000, LogDamaged("", log=0, position=last.position))
     assert files(folders[0]) == before
 
 
@@ -268,7 +268,7 @@ async def test_an_entry_of_another_history_is_refused(tmp_path: Path) -> None:
             spoil(store.folder, 0, entry.position, 70)
             before = files(store.folder)
             async with serving(other) as (addresses, _):
-                assert not await repair.repair(addresses, store, LogDamaged("", log=0, position=entry.position))
+                assert not await context.repair(addresses, store, LogDamaged("", log=0, position=entry.position))
             assert files(store.folder) == before
             spoil(store.folder, 0, entry.position, 70)
         other.close()
@@ -287,11 +287,11 @@ def test_nothing_is_written_whose_checksums_do_not_hold(folders: list[Path]) -> 
     for at in [*range(0, first, 3), *range(first, first + 64, 8)]:
         bad = bytearray(good)
         bad[at] ^= 1
-        assert not repair.mend(mine.messages, damage, bytes(bad))
+        assert not context.mend(mine.messages, damage, bytes(bad))
     for size in range(0, first + 1, 5):
-        assert not repair.mend(mine.messages, damage, good[:size])
+        assert not context.mend(mine.messages, damage, good[:size])
     assert files(folders[0]) == before
-    assert repair.mend(mine.messages, damage, good)
+    assert context.mend(mine.messages, damage, good)
 
 
 @pytest.mark.parametrize("change", ["index too low", "index too high", "epoch too low", "epoch too high", "of the other log"])
@@ -312,7 +312,7 @@ def test_an_entry_that_does_not_fit_between_its_neighbours_is_refused(folders: l
     data += mine.messages.read(following_entry.position, following_entry.envelope.total_bytes)
     spoil(folders[0], 0, hole.position, 70)
     before = files(folders[0])
-    assert not repair.mend(mine.messages, LogDamaged("", log=0, position=hole.position), data, mine.epoch_at)
+    assert not context.mend(mine.messages, LogDamaged("", log=0, position=hole.position), data, mine.epoch_at)
     assert files(folders[0]) == before
 
 
@@ -325,7 +325,7 @@ async def test_a_peer_that_answers_nonsense_changes_nothing(folders: list[Path])
     async with serving(other) as (addresses, peers):
         for answer in (lambda _: b"", lambda _: bytes(200), lambda data: data[:-8], lambda data: data[8:], lambda data: data[:20]):
             peers[0].answer = answer
-            assert not await repair.repair(addresses, mine, damage)
+            assert not await context.repair(addresses, mine, damage)
             assert files(folders[0]) == before
 
 
@@ -333,7 +333,7 @@ async def test_a_place_that_is_whole_is_not_touched(folders: list[Path]) -> None
     """The caller was wrong about the damage, and must not be told that the place was repaired."""
     mine, other = opened(folders[0]), opened(folders[1])
     async with serving(other) as (addresses, _):
-        assert not await repair.repair(addresses, mine, LogDamaged("", log=0, position=entries(mine, 0)[10].position))
+        assert not await context.repair(addresses, mine, LogDamaged("", log=0, position=entries(mine, 0)[10].position))
 
 
 # --- being asked ---------------------------------------------------------------------------------------------------------
@@ -343,23 +343,23 @@ def test_a_replica_gives_whole_entries_up_to_its_own_damage(folders: list[Path])
     mine = opened(folders[0])
     found = entries(mine, 0)
     spoil(folders[0], 0, found[10].position, 70)
-    data = repair.read_log(mine, 0, found[3].position, MIB)
+    data = context.read_log(mine, 0, found[3].position, MIB)
     assert found[3].position + len(data) == found[10].position
-    assert len(repair.read_log(mine, 0, found[3].position, 1)) == found[3].envelope.total_bytes
+    assert len(context.read_log(mine, 0, found[3].position, 1)) == found[3].envelope.total_bytes
     with pytest.raises(LogDamaged, match="as well"):
-        repair.read_log(mine, 0, found[10].position, 1)
+        context.read_log(mine, 0, found[10].position, 1)
     with pytest.raises(LogDamaged):
-        repair.read_log(mine, 0, found[3].position + 8, 1)
+        context.read_log(mine, 0, found[3].position + 8, 1)
     with pytest.raises(InvalidArgument):
-        repair.read_log(mine, 2, 0, 1)
-    assert repair.read_log(mine, 0, mine.messages.end, 1) == b""
+        context.read_log(mine, 2, 0, 1)
+    assert context.read_log(mine, 0, mine.messages.end, 1) == b""
 
 
 def test_a_slave_mends_from_what_a_feed_would_have_given(folders: list[Path]) -> None:
     """The bytes of a replica's own file and those on the wire are one and the same."""
     mine = opened(folders[0])
-    data = repair.read_log(mine, 1, 0, MIB)
-    parsed = repair.parse(1, 0, data)
+    data = context.read_log(mine, 1, 0, MIB)
+    parsed = context.parse(1, 0, data)
     assert parsed is not None
     runs = follower.pack_runs([WriteRun(1, 0, 0, len(data), (data,))])
     assert b"".join(follower.unpack_runs(b"".join(runs))[0].buffers) == data

@@ -21,9 +21,9 @@ from qmq.limits import MIB
 from qmq.log import checkpoint as checkpoints
 from qmq.log.checkpoint import Checkpoint
 from qmq.log.disk import Disk
-from qmq.node import schedule_transfer
+from qmq.node import delay
+from qmq.node.delay import ScheduleTransfer
 from qmq.node.process import NodeTiming
-from qmq.node.schedule_transfer import ScheduleTransfer
 from qmq.proto.v1 import delay_pb2 as pb
 from qmq.rpc.channel import MESSAGE_BYTES_MAX
 from qmq.rpc.server_name import ServerName
@@ -161,7 +161,7 @@ async def test_files_are_what_they_were_at_the_checkpoint_although_they_grow_mea
         await eventually(lambda: replica.has_all)
         assert replica.adopted == [{LOG: big, IDX: b"0123456789", "state": described([(LOG, len(big)), (IDX, 10)])}]
         assert donor.reads.count(LOG) > 3
-        assert not (replica.folder / schedule_transfer.ASIDE).exists()
+        assert not (replica.folder / delay.ASIDE).exists()
 
 
 async def test_a_state_longer_than_an_answer_comes_in_pieces_of_one_checkpoint(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ async def test_nothing_is_taken_over_before_our_own_log_is_committed_up_to_it(tm
         donor.write(LOG, b"1")
         donor.checkpoint(7, [(LOG, 1)])
         replica.transfer.start()
-        await eventually(lambda: (replica.folder / schedule_transfer.ASIDE / LOG).exists())
+        await eventually(lambda: (replica.folder / delay.ASIDE / LOG).exists())
         assert not (replica.folder / "schedule").exists()
         assert not replica.has_all
         replica.committed = 7
@@ -289,7 +289,7 @@ async def test_nothing_is_taken_over_before_our_own_log_is_committed_up_to_it(tm
 
 async def test_what_a_crash_left_of_an_earlier_try_does_not_matter(tmp_path: Path) -> None:
     async with running(tmp_path) as (replica, (donor,)):
-        for folder in (schedule_transfer.ASIDE, "schedule"):
+        for folder in (delay.ASIDE, "schedule"):
             (replica.folder / folder).mkdir()
             (replica.folder / folder / LOG).write_bytes(b"half of something else")
             (replica.folder / folder / "20260101T000000Z.done").write_bytes(b"?")
@@ -306,12 +306,12 @@ async def test_the_transfer_starts_over_when_the_log_starts_over_again(tmp_path:
         donor.write(LOG, b"1")
         donor.checkpoint(7, [(LOG, 1)])
         replica.transfer.start()
-        await eventually(lambda: (replica.folder / schedule_transfer.ASIDE / LOG).exists())
+        await eventually(lambda: (replica.folder / delay.ASIDE / LOG).exists())
         donor.write(LOG, b"12")
         donor.checkpoint(20, [(LOG, 2)])
         replica.whole_from = 15
         replica.transfer.stop_fetch()
-        shutil.rmtree(replica.folder / schedule_transfer.ASIDE)
+        shutil.rmtree(replica.folder / delay.ASIDE)
         replica.transfer.fetch()
         replica.committed = 30
         await eventually(lambda: replica.has_all)

@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from support import ManualClock
 from support.tiered_log import CHUNK_BYTES, CONFIG, FaultyObjects, grow, in_memory, log_at
 
-from qmq.log import follower, queue_deletion
+from qmq.log import follower, retention
 from qmq.log.envelopes import entry_at, with_epoch
 from qmq.log.recent_writes import WriteRun
-from qmq.log.recovery import open_store
+from qmq.log.recovery import CannotTake, open_store, take_segments
 from qmq.log.store import PendingEntry, Store
-from qmq.log.taken_segments import CannotTake, take_segments
 from qmq.tiering.object_store import Objects
 from qmq.tiering.segment_copier import SegmentCopying, sealed_segments
 from qmq.tiering.stored_reads import StoredBeginnings, StoredReads, follow_manifests
@@ -96,7 +95,7 @@ def test_it_begins_where_retention_lets_the_masters_log_begin(tmp_path: Path) ->
 
 def test_a_purge_in_the_stored_part_is_obeyed(tmp_path: Path) -> None:
     with log_at(tmp_path / "1", batches=5) as master:
-        queue_deletion.purge(master, master.open_queue("s", 0))
+        retention.purge(master, master.open_queue("s", 0))
         start = master.open_queue("s", 0).start_sequence
         grow(master, 8)
         with begun(tmp_path / "2", master, copied(master)) as store:
