@@ -107,14 +107,8 @@ _UNREADABLE: Final = b"\xa5"
 """The value of each byte that could not be read. It is not zero, since a power cut leaves zeros at a log's end."""
 
 
-def chunks_of(buffers: Sequence[bytes]) -> Iterable[Sequence[bytes | memoryview]]:
+def chunks_of(buffers: Sequence[bytes]) -> Iterator[Sequence[memoryview]]:
     """The buffers in parts that one system call writes."""
-    if len(buffers) <= _IOV_MAX and sum(map(len, buffers)) <= WRITE_BYTES_MAX:
-        return (buffers,)
-    return _cut(buffers)
-
-
-def _cut(buffers: Sequence[bytes]) -> Iterator[Sequence[memoryview]]:
     chunk, room = list[memoryview](), WRITE_BYTES_MAX
     for buffer in buffers:
         rest = memoryview(buffer)
@@ -150,9 +144,12 @@ class Disk:
 
     def write(self, fd: int, buffers: Sequence[bytes], at: int) -> None:
         """Write all buffers from byte `at` on. Raises DiskFull, and an unknown part of them is written then."""
+        size = sum(map(len, buffers))
+        is_small = size <= WRITE_BYTES_MAX and len(buffers) <= _IOV_MAX
         try:
-            for chunk in chunks_of(buffers):
-                size = sum(map(len, chunk))
+            chunks: Iterable[Sequence[bytes | memoryview]] = (buffers,) if is_small else chunks_of(buffers)
+            for chunk in chunks:
+                size = size if is_small else sum(map(len, chunk))
                 done = os.pwritev(fd, chunk, at)
                 if done < size:
                     self._write_rest(fd, b"".join(chunk), at, done)

@@ -37,10 +37,11 @@ def birth_ms(producer_id: int) -> int:
 class ProducerWindow:
     """The newest batches of one producer in one queue."""
 
-    __slots__ = ("_stored", "last_ms", "newest", "oldest_ever")
+    __slots__ = ("last_ms", "newest", "oldest_ever", "stored")
 
     def __init__(self) -> None:
-        self._stored: dict[int, Produced] = {}
+        self.stored: dict[int, Produced] = {}
+        """The newest numbers, with their places."""
         self.newest = -1
         """The highest number that was ever stored. On a partition of an ordered subject the next one must be its successor."""
         self.last_ms = 0
@@ -49,7 +50,7 @@ class ProducerWindow:
 
     def find(self, batch_sequence: int) -> Produced | None:
         """The position of the batch, if the window has it."""
-        return self._stored.get(batch_sequence)
+        return self.stored.get(batch_sequence)
 
     def may_have_forgotten(self, batch_sequence: int) -> bool:
         """True if a batch may have been stored although its number is not in the window."""
@@ -58,30 +59,17 @@ class ProducerWindow:
     @property
     def tells_from(self) -> int:
         """The number from which on the window is complete, even if the producer was forgotten before."""
-        return self.oldest_ever or min(self._stored)
+        return self.oldest_ever or min(self.stored)
 
     def stored_below(self, before: int) -> list[tuple[int, Produced]]:
         """The stored numbers below `before` with their places, the highest first; complete from `tells_from` on."""
         begin = self.tells_from
-        return sorted([(number, where) for number, where in self._stored.items() if begin <= number < before], reverse=True)
-
-    def add(self, batch_sequence: int, produced: Produced) -> None:
-        """Remember a stored batch."""
-        stored = self._stored
-        stored[batch_sequence] = produced
-        if batch_sequence > self.newest:
-            self.newest = batch_sequence
-        self.last_ms = produced.append_time_ms
-        if len(stored) > WINDOW:
-            oldest = next(iter(stored))
-            del stored[oldest]
-            if oldest >= self.oldest_ever:
-                self.oldest_ever = oldest + 1
+        return sorted([(number, where) for number, where in self.stored.items() if begin <= number < before], reverse=True)
 
     def to_state(self) -> list[int]:
         """For checkpoint and snapshot."""
         flat = [self.oldest_ever, self.last_ms]
-        for number, (base_sequence, append_time_ms) in self._stored.items():
+        for number, (base_sequence, append_time_ms) in self.stored.items():
             flat += (number, base_sequence, append_time_ms)
         return flat
 
@@ -91,44 +79,53 @@ class ProducerWindow:
         window = cls()
         window.oldest_ever, window.last_ms = flat[0], flat[1]
         for at in range(2, len(flat), 3):
-            window._stored[flat[at]] = Produced(flat[at + 1], flat[at + 2])
-        window.newest = max([*window._stored, window.oldest_ever - 1])
+            window.stored[flat[at]] = Produced(flat[at + 1], flat[at + 2])
+        window.newest = max([*window.stored, window.oldest_ever - 1])
         return window
 
 
 class Producers:
     """The windows of one queue."""
 
-    __slots__ = ("_windows",)
+    __slots__ = ("windows",)
 
     def __init__(self) -> None:
-        self._windows: OrderedDict[int, ProducerWindow] = OrderedDict()
+        self.windows: OrderedDict[int, ProducerWindow] = OrderedDict()
         """The producer that was silent for the longest time comes first."""
 
     def window(self, producer_id: int) -> ProducerWindow | None:
         """The producer's window; None if the producer did not send to this queue lately."""
-        return self._windows.get(producer_id)
+        return self.windows.get(producer_id)
 
     def add(self, producer_id: int, batch_sequence: int, produced: Produced) -> None:
         """Remember a stored batch of a producer."""
-        window = self._windows.get(producer_id)
+        window = self.windows.get(producer_id)
         if window is None:
-            if len(self._windows) >= PRODUCERS_MAX:
-                self._windows.popitem(last=False)
-            window = self._windows[producer_id] = ProducerWindow()
+            if len(self.windows) >= PRODUCERS_MAX:
+                self.windows.popitem(last=False)
+            window = self.windows[producer_id] = ProducerWindow()
         else:
-            self._windows.move_to_end(producer_id)
-        window.add(batch_sequence, produced)
+            self.windows.move_to_end(producer_id)
+        stored = window.stored
+        stored[batch_sequence] = produced
+        if batch_sequence > window.newest:
+            window.newest = batch_sequence
+        window.last_ms = produced.append_time_ms
+        if len(stored) > WINDOW:
+            oldest = next(iter(stored))
+            del stored[oldest]
+            if oldest >= window.oldest_ever:
+                window.oldest_ever = oldest + 1
 
     def expire(self, before_ms: int) -> None:
         """Forget producers that were silent since `before_ms` (append time, so that all replicas forget the same producers)."""
-        windows = self._windows
+        windows = self.windows
         while windows and windows[next(iter(windows))].last_ms < before_ms:
             windows.popitem(last=False)
 
     def to_state(self) -> dict[int, list[int]]:
         """For checkpoint and snapshot."""
-        return {producer_id: window.to_state() for producer_id, window in self._windows.items()}
+        return {producer_id: window.to_state() for producer_id, window in self.windows.items()}
 
     @classmethod
     def from_state(cls, state: dict[int, list[int]]) -> Producers:
@@ -136,5 +133,5 @@ class Producers:
         producers = cls()
         found = [(producer_id, ProducerWindow.from_state(flat)) for producer_id, flat in state.items()]
         found.sort(key=lambda each: each[1].last_ms)  # release 0.2 wrote more of them, and in another order
-        producers._windows.update(found[-PRODUCERS_MAX:])
+        producers.windows.update(found[-PRODUCERS_MAX:])
         return producers

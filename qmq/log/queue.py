@@ -150,7 +150,7 @@ class Queue:
         batch has the flag AGAIN.
         """
         producer_id, number, is_again = header.producer_id, header.batch_sequence, header.flags & _AGAIN
-        window, first = self.producers.window(producer_id), self.index.first
+        window, first = self.producers.windows.get(producer_id), self.index.first
         if window is not None:
             if number > window.newest:  # nearly always: this decides without the window's dict, which is out of the caches
                 return None

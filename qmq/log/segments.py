@@ -160,7 +160,8 @@ class Segments:
 
     def begins(self, size: int) -> bool:
         """True if an append of `size` bytes is the first of a segment that is not the log's first."""
-        return self.must_roll(size) or 0 < self.end == self._bases[-1]
+        used = self.end - self._bases[-1]
+        return used + size > self.segment_bytes if used else self.end > 0
 
     def roll(self) -> None:
         """Flush, then begin a new segment at the end. Raises FlushFailed, DiskFull. The old segment stays active then."""

@@ -211,12 +211,9 @@ class Store:
         size = ENVELOPE_BYTES * len(batches)
         for batch in batches:
             size += len(batch.region)
-        self.require_space(size)
+        self.space.require(size, self.messages.end)
         if self.messages.begins(size):
             self._open_segment(MESSAGES, (queue.to_snapshot() for queue in self.queues.values()))
-        return self._append(batches, are_new)
-
-    def _append(self, batches: list[Intake], are_new: bool) -> list[Produced]:
         results: list[Produced] = []
         entries: list[tuple[Queue, IndexEntry]] = []
         buffers: list[bytes] = []
@@ -266,7 +263,9 @@ class Store:
         position = segments.append(buffers, size)
         first = self.index + 1
         self.index += count
-        self.note_epoch(self.epoch, first)
+        newest = self.epochs[-1] if self.epochs else None
+        if newest is None or newest[0] != self.epoch or first < newest[1]:
+            self.note_epoch(self.epoch, first)
         if not self.unflushed.is_open:
             self.unflushed.wrote(first, self.clock.monotonic_ms())
         if self.is_replicated:
@@ -282,7 +281,8 @@ class Store:
     def _stored(self, entries: list[tuple[Queue, IndexEntry]], buffers: list[bytes], first: int) -> None:
         put = self.cache.put
         for at, (queue, entry) in enumerate(entries):
-            queue.add(entry)
+            queue.index.append(entry)
+            queue.note(entry)
             if self.projection is not None:
                 self.projection.take(first + at, entry.append_time_ms, buffers[2 * at + 1], region_crc_of(buffers[2 * at]))
             put(entry.position, buffers[2 * at], buffers[2 * at + 1])
@@ -342,13 +342,10 @@ class Store:
             place[entry.log] = entry.position
         return place[MESSAGES], place[ACTIONS]
 
-    def require_space(self, size: int) -> None:
-        """Raise DiskFull unless the disk has room for `size` bytes of messages and the reserve."""
-        self.space.require(size, self.messages.end)
-
     def require_space_to_follow(self, runs: Iterable[Iterable[PendingEntry]], size: int) -> None:
-        """As `require_space`, for the master's entries, which take `size` bytes. The reserve is theirs, except that messages leave half of
-        it: what the master admitted with its reserve untouched fits on disks of the same size, and so do the acknowledgements after it.
+        """Raise DiskFull unless the disk has room for the master's entries, which take `size` bytes. The reserve is theirs, except that
+        messages leave half of it: what the master admitted with its reserve untouched fits on disks of the same size, and so do the
+        acknowledgements after it.
         """
         if any(entry.envelope.kind in (Kind.DATA, Kind.COMMAND) for run in runs for entry in run):
             self.space.require(size, self.messages.end, leave=0.5)
@@ -378,7 +375,7 @@ class Store:
     def append_region(self, queue: Queue, region: bytes) -> None:
         """Write a command message, and obey it as a replay does. Raises DiskFull."""
         total = ENVELOPE_BYTES + len(region)
-        self.require_space(total)
+        self.space.require(total, self.messages.end)
         if self.messages.begins(total):
             self._open_segment(MESSAGES, (each.to_snapshot() for each in self.queues.values()))
         time_ms = self.last_time_ms = max(self.clock.time_ms(), self.last_time_ms)
