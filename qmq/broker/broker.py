@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -80,19 +80,21 @@ class BrokerTurn:
     def __init__(
         self, broker: ServingBroker, *, admit_first: Callable[[Store], Admit | None] | None, may_write: Callable[[], bool]
     ) -> None:
-        """`admit_first` and `may_write` are those of `BrokerParts`. `broker.turn` calls `begin` first, and `end`."""
+        """`admit_first` and `may_write` are those of `BrokerParts`."""
         self._broker = broker
         self._admit_first = admit_first
         self.may_write = may_write
         self.staged: list[StagedProduce] = []
         """The requests that wait for the end of the turn."""
-        self._full: dict[Flushable, None] = {}
+        self.full: dict[Flushable, None] = {}
+        """Connections with answers to write."""
         self.leisurely: dict[Flushable, None] = {}
         """Connections whose answers may wait for the next tick."""
-        self._is_scheduled = self._wants_turn = False
+        self.is_scheduled = False
+        self._wants_turn = False
         self._is_receiving = False
         """Whether frames of a connection are being handled: the turn that they need is decided on behind them."""
-        self._is_turning = False
+        self.is_turning = False
         """Whether a turn is running: it does itself what is scheduled meanwhile."""
         self.count = 0
         """How many turns have begun."""
@@ -101,25 +103,10 @@ class BrokerTurn:
 
     def schedule(self) -> None:
         """Schedule a turn for the end of this round of the event loop."""
-        if not (self._is_scheduled or self._is_receiving or self._is_turning):
-            self._is_scheduled = True
+        if not (self.is_scheduled or self._is_receiving or self.is_turning):
+            self.is_scheduled = True
             self._broker.loop.call_soon(self._broker.turn)
         self._wants_turn = True
-
-    def begin(self) -> None:
-        """The turn begins."""
-        self._is_scheduled = False
-        self._is_turning = True
-        self.count += 1
-
-    def end(self) -> None:
-        """The turn has ended. Later requests need another turn."""
-        self._is_turning = False
-
-    @property
-    def has_rest(self) -> bool:
-        """Whether requests wait to be written, or answers to be sent."""
-        return bool(self.staged or self._full)
 
     def begin_frames(self) -> None:
         """The frames of one read are about to be handled; `end_frames` follows."""
@@ -132,7 +119,7 @@ class BrokerTurn:
         self._is_receiving = False
         if not self._wants_turn:
             return
-        if self._is_scheduled:
+        if self.is_scheduled:
             self._sole_sender = None
         elif self._sole_sender is sender:
             self._broker.turn()
@@ -142,20 +129,21 @@ class BrokerTurn:
 
     def register_outbox(self, outbox: Flushable) -> None:
         """`outbox` has answers to write at the end of the turn."""
-        self._full[outbox] = None
-        self.schedule()
+        self.full[outbox] = None
+        if not self.is_turning:
+            self.schedule()
 
     def flush_outboxes(self) -> None:
         """Write the answers of all connections."""
-        full, self._full = self._full, {}
+        full, self.full = self.full, {}
         for outbox in full:
             outbox.flush()
 
     def tick(self) -> bool:
         """Answers that could wait are due. Returns whether any answer is to be written."""
-        self._full.update(self.leisurely)
+        self.full.update(self.leisurely)
         self.leisurely.clear()
-        return bool(self._full)
+        return bool(self.full)
 
     # --- producing -----------------------------------------------------------------------------------------------------
 
@@ -167,49 +155,43 @@ class BrokerTurn:
 
     def append_staged(self) -> None:
         """Write the staged batches, in writes of a size that a slave takes in one frame."""
-        staged, self.staged = self.staged, []
-        begin, size = 0, 0
-        for end, each in enumerate(staged):
-            if size > WRITE_BYTES_MAX:
-                self._append_some(staged[begin:end])
-                begin, size = end, 0
-            for batch in each.batches:
-                size += len(batch.region)
-        self._append_some(staged[begin:] if begin else staged)
-
-    def _append_some(self, staged: list[StagedProduce]) -> None:
-        batches = staged[0].batches if len(staged) == 1 else [batch for each in staged for batch in each.batches]
-        must_be_judged = _must_be_judged(batches)
-        admit = self._admission(must_be_judged) if must_be_judged or self._admit_first is not None else None
-        if admit is not None:
-            staged = self._admitted(staged, admit)
-            batches = [batch for each in staged for batch in each.batches]
-            if not staged:
-                return
-        store, responses = self._broker.store, self._broker.responses
-        try:
-            results = store.append(batches, are_new=not must_be_judged)
-        except DiskFull as failure:
+        everything, self.staged = self.staged, []
+        writes: Iterable[list[StagedProduce]] = (everything,) if len(everything) == 1 else _writes_of(everything)
+        for staged in writes:
+            batches = staged[0].batches if len(staged) == 1 else [batch for each in staged for batch in each.batches]
+            must_be_judged = _must_be_judged(batches)
+            admit = self._admission(must_be_judged) if must_be_judged or self._admit_first is not None else None
+            if admit is not None:
+                staged = self._admitted(staged, admit)
+                batches = [batch for each in staged for batch in each.batches]
+                if not staged:
+                    continue
+            broker = self._broker
+            store = broker.store
+            try:
+                results = store.append(batches, are_new=not must_be_judged)
+            except DiskFull as failure:
+                for each in staged:
+                    broker.answer_error(each.peer, each.request_id, failure)
+                continue
+            at, index, awaits_flush = 0, store.index, False
+            answers: list[tuple[Peer, bytes]] = []
             for each in staged:
-                self._broker.answer_error(each.peer, each.request_id, failure)
-            return
-        at, index, awaits_flush = 0, store.index, False
-        answers: list[tuple[Peer, bytes]] = []
-        for each in staged:
-            produced = results[at : at + len(each.batches)]
-            at += len(each.batches)
-            answer = frames.frame(FrameKind.PRODUCED, each.request_id, wire.pack_produced(produced))
-            if (each.is_fast or store.commits_at_once) and not each.awaits_flush:
-                answers.append((each.peer, answer))
-            else:
-                awaits_flush = awaits_flush or each.awaits_flush
-                responses.hold(HeldAnswer(index, each.peer, each.request_id, answer), for_flush=each.awaits_flush)
-        if awaits_flush:
-            store.flush_wanted = index
-            self._broker.committer.flush_wanted(index)
-        self._broker.written([batch.queue for batch in batches])  # consumers first: they wait for the messages
-        for peer, answer in answers:
-            peer.send(answer)
+                produced = results[at : at + len(each.batches)]
+                at += len(each.batches)
+                answer = frames.frame(FrameKind.PRODUCED, each.request_id, wire.pack_produced(produced))
+                if (each.is_fast or store.commits_at_once) and not each.awaits_flush:
+                    answers.append((each.peer, answer))
+                else:
+                    awaits_flush = awaits_flush or each.awaits_flush
+                    broker.responses.hold(HeldAnswer(index, each.peer, each.request_id, answer), for_flush=each.awaits_flush)
+            if awaits_flush:
+                store.flush_wanted = index
+                broker.committer.flush_wanted(index)
+            # Consumers first: they wait for the messages.
+            broker.written([batches[0].queue] if len(batches) == 1 else [batch.queue for batch in batches])
+            for peer, answer in answers:
+                peer.send(answer)
 
     def _admission(self, must_be_judged: bool) -> Admit | None:
         """The check for each request of one write, in their order; None: all may be appended."""
@@ -240,6 +222,18 @@ class BrokerTurn:
 
     def _has_right(self, queue: Queue) -> bool:
         return self.may_write() or not self._broker.subjects.find_queue(queue.id.subject.encode(), queue.id.partition).needs_right
+
+
+def _writes_of(staged: list[StagedProduce]) -> Iterator[list[StagedProduce]]:
+    """The requests of each write."""
+    begin, size = 0, 0
+    for end, each in enumerate(staged):
+        if size > WRITE_BYTES_MAX:
+            yield staged[begin:end]
+            begin, size = end, 0
+        for batch in each.batches:
+            size += len(batch.region)
+    yield staged[begin:]
 
 
 def _must_be_judged(batches: list[Intake]) -> bool:
@@ -427,7 +421,8 @@ class Broker:
 
         `find_queue` is the broker's own, or one that accepts fewer subjects.
         """
-        self.require_serving()
+        if not self.is_serving or self.is_paused:
+            raise NotMaster(self._not_master())
         if self.is_stopping:
             raise Stopping("the broker is shutting down: send again to the new master")
         batches = read_batches(payload, find_queue or self.subjects.find_queue)
@@ -480,32 +475,26 @@ class Broker:
 
     def turn(self) -> None:
         """Write what was staged and done, wake consumers, send answers. Any failure that a client did not cause is fatal."""
-        self.turns.begin()
+        turns = self.turns
+        turns.is_scheduled, turns.is_turning = False, True
+        turns.count += 1
         try:
-            self._turn()
+            if turns.staged:
+                turns.append_staged()
+            if self.dispatch.to_wake and self.is_serving:
+                self.dispatch.wake_due()
+            turns.flush_outboxes()
+            if self.store.unwritten.waits and self.is_serving:
+                self._write_actions()
+                turns.flush_outboxes()
+            self._on_turn_end()
         except Exception as cause:
             self.fatal(cause)
         finally:
-            self.turns.end()
-        if self._has_rest:
-            self.schedule()
-
-    @property
-    def _has_rest(self) -> bool:
-        """Whether a turn has left work for the next one: work that came up after its step."""
+            turns.is_turning = False
         is_unwritten = self.store.unwritten.waits and not self._is_action_log_full
-        return bool(self.turns.has_rest or (self.is_serving and (self.dispatch.to_wake or is_unwritten)))
-
-    def _turn(self) -> None:
-        if self.turns.staged:
-            self.turns.append_staged()
-        if self.is_serving and self.dispatch.to_wake:
-            self.dispatch.wake_due()
-        self.turns.flush_outboxes()
-        if self.is_serving and self.store.unwritten.waits:
-            self._write_actions()
-            self.turns.flush_outboxes()
-        self._on_turn_end()
+        if turns.staged or turns.full or (self.is_serving and (self.dispatch.to_wake or is_unwritten)):  # came up after its step
+            self.schedule()
 
     def act(self, action: ScheduleAction) -> None:
         """Write the action with the next turn, after earlier ones. The actions of one turn are one entry: all or none. Raises NotMaster."""
@@ -522,7 +511,7 @@ class Broker:
             self.schedule()
         else:
             self.responses.wait(waiter, self.store.index)
-            self._release()
+            self.responses.release(self.store.committed_index, self._flushed_index)
         await waiter
 
     @asynccontextmanager
@@ -548,8 +537,10 @@ class Broker:
 
     def _wake_queues(self, queues: list[Queue]) -> None:
         found = dict.fromkeys(queues) if len(queues) > 1 else queues
-        self.dispatch.wake_queues(found)
-        self.lanes.wake_queues(found)
+        if self.dispatch.groups.by_queue:
+            self.dispatch.wake_queues(found)
+        if self.lanes.by_queue:
+            self.lanes.wake_queues(found)
 
     def _write_actions(self) -> None:
         try:
@@ -586,7 +577,7 @@ class Broker:
         answers are released all the same.
         """
         store = self.store
-        if queues and store.commits_at_once:
+        if queues and store.commits_at_once and (self.dispatch.groups.by_queue or self.lanes.by_queue):
             self._wake_queues(queues)
         index = store.index
         is_committed = index <= store.committed_index
@@ -594,25 +585,23 @@ class Broker:
             self.counters.wrote(index)
         self.committer.written(index)
         if is_committed:
-            self._release()
+            self.responses.release(store.committed_index, self._flushed_index)
 
     def commit(self, index: int) -> None:
         """Everything up to `index` is committed: consumers may see it, answers are sent."""
         grown = self.store.commit(index)
-        self.counters.committed(index)
+        if self.counters.uncommitted:
+            self.counters.committed(index)
         if self.is_serving:
             if grown:
                 self._wake_queues(grown)
-            self._release()
+            self.responses.release(self.store.committed_index, self._flushed_index)
 
     def flushed(self, index: int) -> None:
         """Everything up to `index` is committed and flushed on a majority: it survives a power cut of all replicas."""
         self._flushed_index = max(self._flushed_index, index)
         if self.is_serving:
-            self._release()
-
-    def _release(self) -> None:
-        self.responses.release(self.store.committed_index, self._flushed_index)
+            self.responses.release(self.store.committed_index, self._flushed_index)
 
     def answer_error(self, peer: Peer, request_id: int, failure: QmqError) -> None:
         """Answer a request with an error."""

@@ -173,7 +173,8 @@ class Maintenance:
         if self._is_paused or self._flush is not None:
             return
         store = self._broker.store
-        if _is_flush_awaited(store):
+        wanted = store.index if store.config.flush is Flush.SYNC else store.flush_wanted
+        if min(wanted, store.index) > store.flushed_index:  # a request waits for it
             self._begin_flush()
         elif self._flush_timer is None and not store.is_flushed:
             wait_s = self._flush_at - self._loop.time()
@@ -375,12 +376,6 @@ class Maintenance:
             await self._until_ended(may_hold_files)
         for segments in store.logs:
             segments.close_set_aside()
-
-
-def _is_flush_awaited(store: Store) -> bool:
-    """Whether a request waits for a flush of written entries."""
-    wanted = store.index if store.config.flush is Flush.SYNC else store.flush_wanted
-    return min(wanted, store.index) > store.flushed_index
 
 
 def _may_be_written(store: Store, plan: CheckpointPlan) -> bool:

@@ -118,14 +118,15 @@ class BrokerCounters:
         self.stored: dict[str, Stored] = {}
         """Messages stored in earlier times as master, by subject; see `more`."""
         self._marks: dict[tuple[bytes, int], Stored] | None = None
-        self._written: deque[tuple[int, float]] = deque()
+        self.uncommitted: deque[tuple[int, float]] = deque()
+        """The writes whose commit is awaited: their last index, and when they were written."""
 
     # --- stored --------------------------------------------------------------------------------------------------------
 
     def begin(self, store: Store) -> None:
         """The broker begins to serve from this store."""
         self._marks = {key: _reached(queue) for key, queue in store.queues.items() if queue.next_sequence}
-        self._written.clear()
+        self.uncommitted.clear()
 
     def end(self, store: Store) -> None:
         for queue in store.queues.values():
@@ -133,7 +134,7 @@ class BrokerCounters:
             if more is not None:
                 self.stored[queue.id.subject] = more.plus(self.stored.get(queue.id.subject))
         self._marks = None
-        self._written.clear()
+        self.uncommitted.clear()
 
     def more(self, queue: Queue) -> Stored | None:
         """Count the entries stored in a queue since `begin`. None if there are none, or if the broker does not serve."""
@@ -162,11 +163,11 @@ class BrokerCounters:
 
     def wrote(self, index: int) -> None:
         """Entries up to `index` were written, and wait for their commit."""
-        self._written.append((index, time.perf_counter()))
+        self.uncommitted.append((index, time.perf_counter()))
 
     def committed(self, index: int) -> None:
         """Everything up to `index` is committed."""
-        written = self._written
+        written = self.uncommitted
         if written and written[0][0] <= index:
             now = time.perf_counter()
             while written and written[0][0] <= index:

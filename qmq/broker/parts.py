@@ -29,7 +29,7 @@ from typing import Final, Protocol
 from qmq.broker.config import BrokerConfig
 from qmq.broker.dispatch.sessions import HeldAnswer, Peer
 from qmq.broker.metrics import BrokerCounters, LoadMeters
-from qmq.broker.produce_checks import BrokerSubjects, Destinations, NoRouting, Routing
+from qmq.broker.produce_checks import BrokerSubjects, Destinations, Routing
 from qmq.errors import LogDamaged, QmqError
 from qmq.log.actions import ScheduleAction
 from qmq.log.log_config import Flush
@@ -186,23 +186,15 @@ class ReplicaPeer(Protocol):
 DEFAULT: Final = GroupSettings()
 
 
-class GroupRules(Protocol):
+class GroupRules:
+    """These are the default settings, without pauses."""
+
     def settings(self, subject: str, group: str) -> GroupSettings:
         """The most specific settings: of the group on this subject, of the group on all subjects, or the default."""
-        ...
+        return DEFAULT
 
     def is_paused(self, subject: str, group: str, consumer: str, client: str) -> bool:
         """Whether the group, the consumer or the client is paused."""
-        ...
-
-
-class NoGroupRules:
-    """Default settings, and no pauses."""
-
-    def settings(self, _subject: str, _group: str) -> GroupSettings:
-        return DEFAULT
-
-    def is_paused(self, _subject: str, _group: str, _consumer: str, _client: str) -> bool:
         return False
 
 
@@ -255,12 +247,12 @@ class BrokerParts:
     """
     may_write: Callable[[], bool] = lambda: True
     """Whether this master's lease in the coordination store holds, by its own clock."""
-    routing: Routing = field(default_factory=NoRouting)
+    routing: Routing = field(default_factory=Routing)
     """The partitions of ordered subjects on this broker."""
     access: OpenAccess = field(default_factory=OpenAccess)
     """Decides who may do what."""
     kind: KindParts = field(default_factory=KindParts)
-    rules: GroupRules = field(default_factory=NoGroupRules)
+    rules: GroupRules = field(default_factory=GroupRules)
     """Operators' settings of consumer groups; `look_again` is called after changes."""
 
 

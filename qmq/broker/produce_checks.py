@@ -76,41 +76,23 @@ from qmq.wire.batch_columns import (
 )
 
 
-class Routing(Protocol):
-    """The data about ordered subjects in the coordination store."""
+class Routing:
+    """The data about ordered subjects in the coordination store. This one knows no ordered subject."""
 
     def partition(self, subject: str, number: int) -> PhysicalPartition | None:
         """The partition, if any version of the route has it on this broker group; else None."""
-        ...
+        return None
 
     def is_open(self, subject: str, group: str, number: int, lps: LpRange, version: int) -> bool:
         """Whether the group reads `version` in the range, and the partition belongs to that version there."""
-        ...
+        return False
 
     async def closes(self, subject: str, number: int, change_id: str, to_version: int) -> bool:
         """Whether the store has this route change, and it closes the partition. Raises CoordinationError."""
-        ...
+        return False
 
     async def group_revision(self, subject: str, group: str) -> int:
         """The current revision of the group's record in the store, 0 without a record; `is_open` uses nothing older from then on."""
-        ...
-
-
-class NoRouting:
-    """For a broker without ordered subjects."""
-
-    def partition(self, _subject: str, _number: int) -> PhysicalPartition | None:
-        """Always None."""
-        return None
-
-    def is_open(self, _subject: str, _group: str, _number: int, _lps: LpRange, _version: int) -> bool:
-        return False
-
-    async def closes(self, _subject: str, _number: int, _change_id: str, _to_version: int) -> bool:
-        """Always False."""
-        return False
-
-    async def group_revision(self, _subject: str, _group: str) -> int:
         return 0
 
 
@@ -263,7 +245,12 @@ def read_batch(region: bytes, region_crc: int, find_queue: FindQueue) -> Intake:
     """One batch, checked. Raises as `read_batches`."""
     check_region(region, region_crc)
     header = parse_header(region)
-    _check_header(header)
+    if (
+        header.compression not in _COMPRESSIONS
+        or header.batch_sequence >= BATCH_NUMBERS
+        or not 0 <= header.create_time_ms < limits.CREATE_TIME_MS_END
+    ):
+        raise _unusable(header)
     layout = Layout.walk(region, header)
     subject = region[REGION_BYTES : REGION_BYTES + header.subject_bytes]
     if subject.startswith(_DEAD_LETTERS):  # before a queue is created for it
@@ -289,17 +276,15 @@ def read_batch(region: bytes, region_crc: int, find_queue: FindQueue) -> Intake:
     return Intake(queue, region, region_crc, header, bloom, awaits_flush)
 
 
-def _check_header(header: RegionHeader) -> None:
-    """Refuse values that readers of the log could not use: dead letters and delayed messages are built from stored ones."""
+def _unusable(header: RegionHeader) -> InvalidArgument:
+    """The refusal of values that readers of the log could not use: dead letters and delayed messages are built from stored ones."""
     if header.compression not in _COMPRESSIONS:
-        raise InvalidArgument(f"compression {header.compression} is unknown: 0 is none, 1 zstd, 2 lz4")
+        return InvalidArgument(f"compression {header.compression} is unknown: 0 is none, 1 zstd, 2 lz4")
     if header.batch_sequence >= BATCH_NUMBERS:
-        text = f"batch number {header.batch_sequence} is over {BATCH_NUMBERS - 1}: begin again under a new producer id"
-        raise InvalidArgument(text)
-    if not 0 <= header.create_time_ms < limits.CREATE_TIME_MS_END:
-        raise InvalidArgument(
-            f"create time {header.create_time_ms} is not a valid number of milliseconds since 1970: check the producer's clock"
-        )
+        return InvalidArgument(f"batch number {header.batch_sequence} is over {BATCH_NUMBERS - 1}: begin again under a new producer id")
+    return InvalidArgument(
+        f"create time {header.create_time_ms} is not a valid number of milliseconds since 1970: check the producer's clock"
+    )
 
 
 def _check_order(region: bytes, header: RegionHeader, layout: Layout, lps: LpRange) -> None:

@@ -47,7 +47,7 @@ from qmq.log.disk import Disk, FolderLock, FreeSpace, Unflushed
 from qmq.log.envelopes import SnapshotReader, begins_at, entry_at, epoch_of, first_index, to_payloads, unwrap, with_epoch, wrap
 from qmq.log.group_state import Settled
 from qmq.log.log_config import Flush, LogConfig
-from qmq.log.queue import Queue, Sealed, apply
+from qmq.log.queue import CHANGES, Queue, Sealed, apply
 from qmq.log.reading import ObjectDamaged, StoredBytes
 from qmq.log.recent_writes import ACTIONS, MESSAGES, Place, Tail, TailCache, Write, WriteRun
 from qmq.log.segments import FlushPlan, Segments
@@ -410,7 +410,9 @@ class Store:
             self.unwritten.add(action, is_scheduled=True)
             return None
         self.unwritten.add(action, is_scheduled=False)
-        return apply(self.open_queue(action.subject, action.partition), action)
+        queue = self.queues.get((action.subject.encode(), action.partition)) or self.open_queue(action.subject, action.partition)
+        part, change = CHANGES[type(action)]
+        return change(part(queue, action.group), action)
 
     def write_actions(self) -> None:
         """Write the actions since the last call.

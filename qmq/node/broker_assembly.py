@@ -42,8 +42,8 @@ from qmq.broker.broker import Broker, MakeParts
 from qmq.broker.connection.server import DataServer
 from qmq.broker.control import serve_control
 from qmq.broker.maintenance import TICK_S, Maintenance, stop_process
-from qmq.broker.parts import Alone, BrokerParts, GroupRules, KindParts, NoGroupRules
-from qmq.broker.produce_checks import NoRouting, Routing
+from qmq.broker.parts import Alone, BrokerParts, GroupRules, KindParts
+from qmq.broker.produce_checks import Routing
 from qmq.broker.replica_time import ReplicaTime
 from qmq.client.connection.pool import ConnectionPool
 from qmq.client.metadata.cache import MetadataCache, Ordering, Placement, Pushed, routes_of
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from qmq_coordination.coordination_store import CoordinationStore
 
 
-class ViewRouting:
+class ViewRouting(Routing):
     """See `qmq.broker.produce_checks.Routing`. `group` is the broker's own group."""
 
     def __init__(self, view: ClusterView, group: str) -> None:
@@ -108,7 +108,7 @@ class ViewRouting:
         return 0 if item is None else item.mod_revision
 
 
-class ViewRules:
+class ViewRules(GroupRules):
     """See `qmq.broker.parts.GroupRules`. `own` are the broker's defaults; `changed` is called after changes. Every pull needs the
     settings of a group and the pauses, so they are cached.
     """
@@ -166,7 +166,7 @@ class StandaloneBroker:
         """Without a `time` the broker's clock is trusted."""
         self._time = time
         self._view = view
-        self._routing = routing or NoRouting()
+        self._routing = routing or Routing()
         self._kind = kind or KindParts()
         self._network = network
         self._access = access or OpenAccess()
@@ -182,7 +182,7 @@ class StandaloneBroker:
         self.maintenance = Maintenance(
             broker, self._fatal, retention_before=self._time.before_ms if self._time is not None else None, tick_s=self._tick_s
         )
-        rules: GroupRules = NoGroupRules()
+        rules = GroupRules()
         if self._view is not None:
             rules = ViewRules(self._view, broker.config.retries, broker.look_again)
         return BrokerParts(

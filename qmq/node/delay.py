@@ -47,7 +47,7 @@ import msgspec
 from qmq_coordination.broker_groups import DelaySettings
 
 from qmq.broker.parts import KindParts
-from qmq.broker.produce_checks import NoRouting
+from qmq.broker.produce_checks import Routing
 from qmq.delay.broker import DelayWork, schedule_of
 from qmq.delay.config import DelayConfig
 from qmq.delay.files import SCHEDULE, ReplicaScheduleFiles
@@ -283,7 +283,7 @@ class DelayReplicaConfig(ReplicaConfig):
 class DelayKind:
     """A replica of a delay group: it derives the schedule from its log, and serves only while the schedule is complete."""
 
-    routing: Final = NoRouting()
+    routing: Final = Routing()
 
     def __init__(self, context: ReplicaContext, settings: DelaySettings, delay: DelayConfig) -> None:
         self.settings = settings

@@ -26,7 +26,7 @@ from tls_support import Papers, secured
 
 import qmq
 from qmq.broker.connection.access import Throttle
-from qmq.broker.connection.server import DataConnection
+from qmq.broker.connection.server import DataConnection, SharedByConnections
 from qmq.security.principal import ANONYMOUS
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import HEADER, FrameKind, frame
@@ -119,7 +119,7 @@ async def test_no_malformed_handshake_yields_a_principal(tmp_path: Path, caplog:
         throttle = Throttle(broker.access, broker.loop.time)
         before = broker.store.index
         for number in range(COUNT):
-            connection = DataConnection(broker, lambda _: None, throttle=throttle)
+            connection = DataConnection(broker, lambda _: None, SharedByConnections(throttle=throttle))
             connection.stream.connection_made(Absent())
             feed(connection, opening(chance))
             assert connection.access.caller.principal == ANONYMOUS, number

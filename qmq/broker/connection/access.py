@@ -126,12 +126,17 @@ class ConnectionAccess:
 
     # --- what it may do ------------------------------------------------------------------------------------------------
 
-    def require_produce(self, subject: bytes) -> None:
-        """Called for each batch in every mode: at most one lookup in a set. Raises AccessDenied, NotAuthenticated."""
-        if self._version != self._access.version or len(self._subjects) > SUBJECTS_MAX:
+    def is_open(self) -> bool:
+        """Whether every subject and producer is allowed, because access is not checked. Called for each PRODUCE."""
+        version = self._access.version
+        if self._version != version or len(self._subjects) > SUBJECTS_MAX:
             self._subjects.clear()
-            self._version, self._is_open = self._access.version, not self._access.is_on
-        if not self._is_open and subject not in self._subjects:
+            self._version, self._is_open = version, not self._access.is_on
+        return self._is_open
+
+    def require_produce(self, subject: bytes) -> None:
+        """Called for each batch unless `is_open`: at most one lookup in a set. Raises AccessDenied, NotAuthenticated."""
+        if subject not in self._subjects:
             self._require("PRODUCE", on_subject(Operation.PRODUCE, subject.decode("utf-8", "replace")))
             self._subjects.add(subject)
 
@@ -231,11 +236,6 @@ class ConnectionFlow:
         self._is_over_quota = False
         self._throttled: asyncio.TimerHandle | None = None
 
-    @property
-    def counts(self) -> bool:
-        """Whether there is any quota."""
-        return self._throttle is not None and self._throttle.has_quotas
-
     # --- what comes and goes -------------------------------------------------------------------------------------------
 
     def admit(self) -> None:
@@ -254,14 +254,14 @@ class ConnectionFlow:
             raise ProtocolViolation(f"request {request_id} is not answered yet")
         self._unanswered[request_id] = size
         self.unanswered_bytes += size
-
-    def produced(self, request_id: int, size: int, batches: Sequence[Intake]) -> None:
-        """The batches of a PRODUCE were accepted."""
         if self.unanswered_bytes > self._unanswered_max:
             self._stream.pause_reading()
         if self._budget is not None:
             self._budget.took(self, size)
-        if self._throttle is not None and self._throttle.has_quotas:
+
+    def produced(self, request_id: int, size: int, batches: Sequence[Intake]) -> None:
+        """The batches of a PRODUCE were accepted. Called while there is any quota."""
+        if self._throttle is not None:
             principal = self._access.caller.principal
             self._rest(self._throttle.produced(principal, batches))
             self._counted.add(request_id)
@@ -280,8 +280,8 @@ class ConnectionFlow:
             self._read_on(self._unanswered_max // 2)
 
     def fetched(self, subject: str, messages: int, size: int) -> None:
-        """Messages of `size` bytes were sent to the client."""
-        if self._throttle is not None and self._throttle.has_quotas:
+        """Messages of `size` bytes were sent to the client. Called while there is any quota."""
+        if self._throttle is not None:
             self._rest(self._throttle.fetched(self._access.caller.principal, subject, messages, size))
 
     def ended(self, *, was_admitted: bool) -> None:

@@ -12,8 +12,9 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Hashable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, TypeVar
+from typing import Final
 
 from qmq import limits
 from qmq.broker.broker import Broker
@@ -77,8 +78,6 @@ class StallWatch:
 
 log = logging.getLogger("qmq.broker")
 
-_T = TypeVar("_T")
-
 ANSWERS_BYTES_MAX: Final = 2 * limits.PULL_BYTES_MAX
 """Bytes of answers to one connection in one turn, after which it gets no more messages."""
 
@@ -94,6 +93,21 @@ _ANSWERS_PRODUCE: Final = (FrameKind.PRODUCED, FrameKind.ERROR)
 _SETTLED: Final = int(FrameKind.SETTLED)
 
 
+@dataclass(frozen=True, slots=True)
+class SharedByConnections:
+    """What the connections of one data port share."""
+
+    received: SharedBuffer | None = None
+    """The buffer for all incoming bytes: they are handled before the next bytes come."""
+    partial: PartialFrames | None = None
+    """What frames that are not whole yet take of memory."""
+    budget: RoundBudget | None = None
+    throttle: Throttle | None = None
+    owners: ProducerOwners = field(default_factory=ProducerOwners)
+    strangers: Strangers | None = None
+    """The connections without a HELLO."""
+
+
 class DataConnection(Flushable):
     """Serves one connection. Before its HELLO only a small frame is accepted.
 
@@ -105,16 +119,12 @@ class DataConnection(Flushable):
         self,
         broker: Broker,
         on_closed: Callable[[DataConnection], None],
-        shared: SharedBuffer | None = None,
-        partial: PartialFrames | None = None,
-        budget: RoundBudget | None = None,
-        throttle: Throttle | None = None,
-        owners: ProducerOwners | None = None,
+        shared: SharedByConnections | None = None,
         own: NameSource = any_server,
-        strangers: Strangers | None = None,
     ) -> None:
-        """`own` returns the name of this replica. `strangers` are the connections without a HELLO."""
-        self._strangers = strangers
+        """`own` returns the name of this replica."""
+        shared = shared or SharedByConnections()
+        self._strangers = shared.strangers
         self._broker = broker
         self._own = own
         self._on_closed = on_closed
@@ -133,13 +143,15 @@ class DataConnection(Flushable):
             on_writable=self._writable,
             on_violation=self._violated,
             frame_bytes_max=limits.HELLO_BYTES_MAX,
-            shared=shared,
-            partial=partial,
+            shared=shared.received,
+            partial=shared.partial,
             on_made=self._made,
         )
         self._patience = StallWatch()
-        self.access = ConnectionAccess(broker.access, owners or ProducerOwners())
-        self._flow = ConnectionFlow(self.stream, self.access, broker.loop.call_later, limits.INFLIGHT_BYTES_MAX, budget, throttle)
+        self.access = ConnectionAccess(broker.access, shared.owners)
+        self._flow = ConnectionFlow(
+            self.stream, self.access, broker.loop.call_later, limits.INFLIGHT_BYTES_MAX, shared.budget, shared.throttle
+        )
 
     def _made(self) -> None:
         peer = self.stream.transport.get_extra_info("peername") if self.stream.transport is not None else None
@@ -179,7 +191,8 @@ class DataConnection(Flushable):
 
     def delivered(self, subject: str, messages: int, size: int) -> None:
         """Count what was sent against the quotas of who receives it and of the subject."""
-        self._flow.fetched(subject, messages, size)
+        if self._broker.access.has_quotas:
+            self._flow.fetched(subject, messages, size)
 
     def flush(self) -> None:
         """Write the answers at the end of the turn. A client that does not read its answers is not read from."""
@@ -201,52 +214,50 @@ class DataConnection(Flushable):
         turns.begin_frames()
         try:
             for each in received:
-                if not self._guarded(each.kind, each.request_id, self._handle, each):
-                    return
+                try:
+                    if self._peer is not None or not self.has_said_hello:
+                        self._handle_stranger_or_replica(each)
+                        continue
+                    self.access.request_id = each.request_id
+                    handle = HANDLERS.get(each.kind)
+                    if handle is None:
+                        raise ProtocolViolation(f"a client does not send frames of kind {each.kind}")
+                    if each.kind in _ACTING:
+                        self._broker.require_action_room()
+                    handle(self, each)
+                except Exception as failure:
+                    if not self._survives(each.kind, each.request_id, failure):
+                        return
         finally:
             turns.end_frames(self)
 
-    def _guarded(self, kind: int, request_id: int, serve: Callable[[_T], None], asked: _T) -> bool:
-        """Serve a request and answer if it fails. False if the failure ends the connection."""
-        try:
-            serve(asked)
-        except PeerError as failure:
+    def _survives(self, kind: int, request_id: int, failure: Exception) -> bool:
+        """Answer a request that failed. False if the failure ends the connection."""
+        if isinstance(failure, QmqError):
             self._broker.answer_error(self, request_id, failure)
-            log.info("connection closed: %s", failure)
-            self.stream.close()
-            return False
-        except QmqError as failure:
-            self._broker.answer_error(self, request_id, failure)
-        except OSError as cause:
-            if cause.errno in SHORT_OF:
-                self._broker.answer_error(self, request_id, refusal_of(cause))
-            else:
-                self._broker.fatal(cause)
-        except AssertionError as cause:
-            self._broker.fatal(cause)
-        except Exception:
-            log.exception("handling a frame of kind %d failed; its connection is closed", kind)
+            if isinstance(failure, PeerError):
+                log.info("connection closed: %s", failure)
+                self.stream.close()
+                return False
+        elif isinstance(failure, OSError) and failure.errno in SHORT_OF:
+            self._broker.answer_error(self, request_id, refusal_of(failure))
+        elif isinstance(failure, OSError | AssertionError):
+            self._broker.fatal(failure)
+        else:
+            log.error("handling a frame of kind %d failed; its connection is closed", kind, exc_info=failure)
             self.stream.close()
             return False
         return True
 
-    def _handle(self, each: Frame) -> None:
+    def _handle_stranger_or_replica(self, each: Frame) -> None:
         if self._peer is not None and self.has_said_hello:
             self._peer.take(each)
             return
         self.access.request_id = each.request_id
         if self._peer is not None:
             self._prove_peer(self._peer, each)
-            return
-        if not self.has_said_hello:
+        else:
             self._hello(each)
-            return
-        handle = HANDLERS.get(each.kind)
-        if handle is None:
-            raise ProtocolViolation(f"a client does not send frames of kind {each.kind}")
-        if each.kind in _ACTING:
-            self._broker.require_action_room()
-        handle(self, each)
 
     def _hello(self, each: Frame) -> None:
         if each.kind == FrameKind.REPLICA_HELLO and self._broker.accept_replica is not None:
@@ -307,18 +318,20 @@ class DataConnection(Flushable):
     # --- requests ------------------------------------------------------------------------------------------------------
 
     def _produce(self, each: Frame) -> None:
-        size = HEADER_BYTES + len(each.payload)
+        broker, size = self._broker, HEADER_BYTES + len(each.payload)
         self._flow.began(each.request_id, size)
-        took = self._broker.produce(
+        is_open = self.access.is_open()
+        took = broker.produce(
             self,
             each.request_id,
             each.payload,
             is_fast=each.kind == FrameKind.PRODUCE_FAST,
             awaits_flush=each.kind == FrameKind.PRODUCE_FLUSHED,
-            find_queue=self._find_queue,
-            admit=self.access.require_producers if self._broker.access.is_enforced else None,
+            find_queue=None if is_open else self._find_queue,
+            admit=self.access.require_producers if not is_open and broker.access.is_enforced else None,
         )
-        self._flow.produced(each.request_id, size, took)
+        if broker.access.has_quotas:
+            self._flow.produced(each.request_id, size, took)
 
     def _find_queue(self, subject: bytes, partition: int) -> Destination:
         self.access.require_produce(subject)
@@ -326,8 +339,10 @@ class DataConnection(Flushable):
 
     def _consuming(self) -> Dispatch:
         """The part that serves consumers. Raises NotMaster."""
-        self._broker.require_consumption()
-        return self._broker.dispatch
+        broker = self._broker
+        if broker.is_paused or not (broker.is_serving and broker.has_consumers):
+            broker.require_consumption()
+        return broker.dispatch
 
     def _pull(self, each: Frame) -> None:
         self._consuming().pull(self, each.request_id, wire.unpack_pull(each.payload), each.deadline_ms)
@@ -367,8 +382,10 @@ class DataConnection(Flushable):
 
     def _lanes(self) -> Lanes:
         """The part that serves consumers of ordered subjects. Raises NotMaster."""
-        self._broker.require_consumption()
-        return self._broker.lanes
+        broker = self._broker
+        if broker.is_paused or not (broker.is_serving and broker.has_consumers):
+            broker.require_consumption()
+        return broker.lanes
 
     def _lane_attach(self, each: Frame) -> None:
         request = wire.LaneAttach.unpack(each.payload)
@@ -403,8 +420,11 @@ class DataConnection(Flushable):
         """Serve waiting FETCHes while the client reads its answers."""
         while self._fetches and self.is_writable:
             asked = self._fetches.popleft()
-            if not self._guarded(FrameKind.FETCH, asked[0], self._answer_fetch, asked):
-                return
+            try:
+                self._answer_fetch(asked)
+            except Exception as failure:
+                if not self._survives(FrameKind.FETCH, asked[0], failure):
+                    return
 
     def _answer_fetch(self, asked: tuple[int, wire.Fetch]) -> None:
         request_id, request = asked
@@ -417,8 +437,8 @@ class DataConnection(Flushable):
             cold.then((self, request_id), lambda failure: self._fetch_again(asked, failure))
             return
         self.send(*pack((head, buffers), request_id))
-        if self._flow.counts:
-            self.delivered(request.subject, messages_in(buffers), sum(map(len, buffers)))
+        if self._broker.access.has_quotas:
+            self._flow.fetched(request.subject, messages_in(buffers), sum(map(len, buffers)))
 
     def _fetch_again(self, asked: tuple[int, wire.Fetch], failure: QmqError | None) -> None:
         """The data that a FETCH waits for has arrived, or the object store cannot provide it."""
@@ -531,17 +551,17 @@ class DataServer:
         self._own = own
         self._connections_max = connections_max(broker.config.connections_max, descriptors or limit())
         self._network = network
-        self._received = SharedBuffer()
-        """The buffer for all incoming bytes: they are handled before the next bytes come."""
-        self._budget = RoundBudget(broker.loop.call_soon, lambda: broker.turns.count)
         self.throttle = Throttle(broker.access, broker.loop.time)
-        self._owners = ProducerOwners()
         self.partial = PartialFrames(broker.config.partial_frames_bytes_max, self._exceeded)
-        """What frames that are not whole yet take of memory."""
         self.open_connections: set[DataConnection] = set()
         places = max(self._connections_max // STRANGERS_SHARE, STRANGERS_MIN)
-        self._strangers = Strangers(StrangerBounds(places, time_s=broker.config.hello_timeout_ms / 1000), broker.loop.time)
-        """The connections without a HELLO. `_expect_hello` ends those whose time is over."""
+        self._shared = SharedByConnections(
+            SharedBuffer(),
+            self.partial,
+            RoundBudget(broker.loop.call_soon, lambda: broker.turns.count),
+            self.throttle,
+            strangers=Strangers(StrangerBounds(places, time_s=broker.config.hello_timeout_ms / 1000), broker.loop.time),
+        )
         self._listener: ServerListener | None = None
         self._handshakes = RateMeter(broker.config.handshakes_per_s, broker.loop.time())
         self.port = 0
@@ -561,9 +581,7 @@ class DataServer:
         self._watch_clock()
 
     def _accept(self) -> asyncio.BaseProtocol:
-        connection = DataConnection(
-            self._broker, self._closed, self._received, self.partial, self._budget, self.throttle, self._owners, self._own, self._strangers
-        )
+        connection = DataConnection(self._broker, self._closed, self._shared, self._own)
         self._broker.counters.accepted += 1
         loop = asyncio.get_running_loop()
         self._limit_handshakes()

@@ -247,7 +247,8 @@ class Lanes:
         self._routing = broker.routing
         self.sessions: dict[int, LaneSession] = {}
         """The sessions that consumers have with lanes here, by number."""
-        self._by_queue: dict[int, dict[int, LaneSession]] = {}
+        self.by_queue: dict[int, dict[int, LaneSession]] = {}
+        """The sessions of each queue, by its `id`."""
         self._by_peer: dict[Peer, dict[int, LaneSession]] = {}
         self._next_session = FIRST_SESSION
         self._leases: CheckTimes[Queue] = CheckTimes()
@@ -357,11 +358,11 @@ class Lanes:
         self._next_session = self._next_session + 1 if self._next_session < 0xFFFF_FFFF else FIRST_SESSION
         self.sessions[session.number] = session
         self._by_peer.setdefault(peer, {})[session.number] = session
-        self._by_queue.setdefault(id(queue), {})[session.number] = session
+        self.by_queue.setdefault(id(queue), {})[session.number] = session
         return session
 
     def _of_queue(self, queue: Queue) -> list[LaneSession]:
-        return list(self._by_queue.get(id(queue), {}).values())
+        return list(self.by_queue.get(id(queue), {}).values())
 
     def _close(self, session: LaneSession, failure: QmqError | None = None) -> None:
         """The session has ended; the lane's lease continues."""
@@ -373,7 +374,7 @@ class Lanes:
         mine.pop(session.number, None)
         if not mine:
             self._by_peer.pop(session.peer, None)
-        self._by_queue.get(id(session.queue), {}).pop(session.number, None)
+        self.by_queue.get(id(session.queue), {}).pop(session.number, None)
 
     # --- pulling -------------------------------------------------------------------------------------------------------
 
@@ -598,11 +599,8 @@ class Lanes:
 
     def wake_queues(self, queues: Iterable[Queue]) -> None:
         """Consumers may see more messages of these queues."""
-        by_queue = self._by_queue
-        if not by_queue:
-            return
         for queue in queues:
-            for session in by_queue.get(id(queue), {}).values():
+            for session in self.by_queue.get(id(queue), {}).values():
                 if session.waiting is not None:
                     self._wake(session)
 

@@ -126,10 +126,10 @@ class PullResult:
 class BatchReader:
     """Reads one queue's index forward for one group, and remembers its place."""
 
-    __slots__ = ("_ahead", "_found", "_number", "_queue")
+    __slots__ = ("_ahead", "_found", "_number", "queue")
 
     def __init__(self, queue: Queue) -> None:
-        self._queue = queue
+        self.queue = queue
         self._ahead: dict[int, IndexEntry] = {}
         self._found: dict[int, int] = {}
         """Searched sequences: a failed message is looked up at every verdict and every attempt."""
@@ -147,7 +147,7 @@ class BatchReader:
         return number
 
     def _search(self, sequence: int) -> int:
-        index = self._queue.index
+        index = self.queue.index
         number = self._found.get(sequence, -1)
         if number >= index.first:
             return number
@@ -161,7 +161,7 @@ class BatchReader:
         return number
 
     def _holds(self, number: int, sequence: int) -> bool:
-        index = self._queue.index
+        index = self.queue.index
         if not index.first <= number <= index.count:
             return False
         if number > index.first and self.entry(number - 1).next_sequence > sequence:
@@ -174,7 +174,7 @@ class BatchReader:
         if found is None:
             if len(self._ahead) > 4 * _ENTRIES_AHEAD:
                 self._ahead.clear()
-            for at, each in enumerate(self._queue.index.entries(number, _ENTRIES_AHEAD)):
+            for at, each in enumerate(self.queue.index.entries(number, _ENTRIES_AHEAD)):
                 self._ahead[number + at] = each
             found = self._ahead[number]
         return found
@@ -183,11 +183,11 @@ class BatchReader:
         """The entries of committed batches, from the one that holds `sequence` on. The place is remembered, because the next pull begins
         where this one ends, and a search reads the index's files.
         """
-        number, index = self.number_of(sequence), self._queue.index
+        number, index = self.number_of(sequence), self.queue.index
         while number < index.count:
             self._number = number
             entry = self.entry(number)
-            if entry.next_sequence > self._queue.visible_sequence:
+            if entry.next_sequence > self.queue.visible_sequence:
                 return
             yield entry
             number += 1
@@ -201,29 +201,29 @@ class BatchReader:
 
 def collect(
     store: Store,
-    queue: Queue,
+    reader: BatchReader,
     group: str,
     share: GroupState,
-    reader: BatchReader,
     tags: TagFilter | None,
     messages_max: int,
     bytes_max: int,
     now_ms: int,
 ) -> PullResult:
-    """What the group's next pull gets; `share` is the group's. `pulled` is empty if no message is available. Raises
+    """What the next pull of the group gets; `reader` and `share` are the group's. `pulled` is empty if no message is available. Raises
     MessagesExpired, LogDamaged.
     """
     delivery = PullResult()
     for item in share.due(now_ms, messages_max):
         if delivery.bytes >= bytes_max:
             break
-        _collect_requeued(queue, reader, item, delivery)
+        _collect_requeued(reader, item, delivery)
     if delivery.messages < messages_max and delivery.bytes < bytes_max and not share.is_full:
-        _collect_new(store, queue, group.encode(), share, reader, tags, delivery, messages_max, bytes_max)
+        _collect_new(store, reader, group.encode(), share, tags, delivery, messages_max, bytes_max)
     return delivery
 
 
-def _collect_requeued(queue: Queue, reader: BatchReader, item: Requeued, delivery: PullResult) -> None:
+def _collect_requeued(reader: BatchReader, item: Requeued, delivery: PullResult) -> None:
+    queue = reader.queue
     gone = min(max(queue.start_sequence - item.first, 0), item.count)
     if gone:
         delivery.pulled.append(Pulled(item.first, gone, EXPIRED))
@@ -244,15 +244,15 @@ def _collect_requeued(queue: Queue, reader: BatchReader, item: Requeued, deliver
 
 def _collect_new(
     store: Store,
-    queue: Queue,
+    reader: BatchReader,
     group: bytes,
     share: GroupState,
-    reader: BatchReader,
     tags: TagFilter | None,
     delivery: PullResult,
     messages_max: int,
     bytes_max: int,
 ) -> None:
+    queue = reader.queue
     begin = sequence = share.next_sequence
     if sequence < queue.start_sequence:
         raise MessagesExpired(

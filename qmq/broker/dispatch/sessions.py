@@ -256,7 +256,8 @@ class QueueGroups:
     def __init__(self, counters: BrokerCounters) -> None:
         self._counters = counters
         self._states: dict[tuple[int, str], QueueGroup] = {}
-        self._by_queue: dict[int, list[QueueGroup]] = {}
+        self.by_queue: dict[int, list[QueueGroup]] = {}
+        """The groups that consume each queue, by its `id`."""
         self._sessions: dict[int, Session] = {}
         self._by_peer: dict[Peer, dict[int, Session]] = {}
         self._by_group: dict[int, dict[int, Session]] = {}
@@ -273,7 +274,7 @@ class QueueGroups:
             state = self._states[key] = QueueGroup(
                 queue, group, queue.share(group), BatchReader(queue), self._counters.group(queue.id.subject, group)
             )
-            self._by_queue.setdefault(id(queue), []).append(state)
+            self.by_queue.setdefault(id(queue), []).append(state)
         return state
 
     def drop(self, state: QueueGroup) -> None:
@@ -281,7 +282,7 @@ class QueueGroups:
         for session in list(self._by_group.get(id(state), {}).values()):
             self.detach(session)
         self._states.pop((id(state.queue), state.name), None)
-        self._by_queue[id(state.queue)].remove(state)
+        self.by_queue[id(state.queue)].remove(state)
 
     def is_known(self, state: QueueGroup) -> bool:
         """Whether the group has not been deleted meanwhile."""
@@ -289,11 +290,11 @@ class QueueGroups:
 
     def of_queue(self, queue: Queue) -> list[QueueGroup]:
         """The groups that consume the queue."""
-        return self._by_queue.get(id(queue), [])
+        return self.by_queue.get(id(queue), [])
 
     def of_queues(self, queues: Iterable[Queue]) -> list[QueueGroup]:
         """The groups that consume any of the queues."""
-        by_queue = self._by_queue
+        by_queue = self.by_queue
         if not by_queue:
             return []
         return [state for queue in queues if id(queue) in by_queue for state in by_queue[id(queue)]]

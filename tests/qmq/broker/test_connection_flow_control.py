@@ -150,7 +150,6 @@ def test_a_connection_is_read_again_when_half_of_its_bytes_are_answered() -> Non
     flow = flow_of(socket)
     for request_id in range(4):
         flow.began(request_id, 30)
-        flow.produced(request_id, 30, [])
     assert not socket.is_reading
     flow.answered(0)
     flow.answered(1)
@@ -164,7 +163,6 @@ def test_a_client_that_does_not_read_its_answers_is_not_read_from() -> None:
     socket = Socket()
     flow = flow_of(socket)
     flow.began(0, 200)
-    flow.produced(0, 200, [])
     socket.is_writable = False
     flow.answered(0)
     assert not socket.is_reading
@@ -177,7 +175,6 @@ def test_all_reasons_must_be_over_before_a_connection_is_read_again() -> None:
     socket, rounds = Socket(), list[Callable[[], None]]()
     flow = flow_of(socket, RoundBudget(rounds.append, lambda: 0, 50, 10))
     flow.began(0, 120)
-    flow.produced(0, 120, [])
     flow.answered(0)
     assert not socket.is_reading, "its turn has not come"
     rounds.pop(0)()

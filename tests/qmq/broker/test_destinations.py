@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support import ManualClock, intake
 
-from qmq.broker.produce_checks import BrokerSubjects, NoRouting, QueueDestinations
+from qmq.broker.produce_checks import BrokerSubjects, QueueDestinations, Routing
 from qmq.errors import Outcome, RouteChanged, UnknownSubject
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
@@ -36,7 +36,7 @@ def known() -> Known:
 @pytest.fixture
 def subjects(known: Known, tmp_path: Path) -> Iterator[BrokerSubjects]:
     store = open_store(tmp_path, LogConfig(), ManualClock())
-    yield BrokerSubjects(store, known.look_up, QueueDestinations(NoRouting()), has_consumers=True)
+    yield BrokerSubjects(store, known.look_up, QueueDestinations(Routing()), has_consumers=True)
     store.close()
 
 
@@ -63,7 +63,7 @@ def test_a_partition_that_lost_its_route_does_not_deny_what_it_stores(tmp_path: 
     """The coordination store was put back to routes from before the partition."""
     store = open_store(tmp_path, LogConfig(), ManualClock())
     config = SubjectConfig("o", order=Order.STRICT, logical_partitions=16)
-    subjects = BrokerSubjects(store, {"o": config}.get, QueueDestinations(NoRouting()), has_consumers=True)
+    subjects = BrokerSubjects(store, {"o": config}.get, QueueDestinations(Routing()), has_consumers=True)
     store.append([intake(store.open_queue("o", 2), [b"x"])])
     for partition, outcome in ((2, Outcome.UNKNOWN), (3, Outcome.NOT_STORED)):
         with pytest.raises(RouteChanged) as refused:

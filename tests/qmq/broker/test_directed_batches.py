@@ -80,7 +80,7 @@ class Group:
 
     def pull(self, messages_max: int = 100) -> PullResult:
         share = self.log.queue.share(self.name)
-        found = collect(self.log.store, self.log.queue, self.name, share, self.reader, self.tags, messages_max, MIB, 0)
+        found = collect(self.log.store, self.reader, self.name, share, self.tags, messages_max, MIB, 0)
         if found.pulled:
             self.log.store.act(PullAction("s", 0, self.name, "c", tuple(found.pulled)))
             share.check()
