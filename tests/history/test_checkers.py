@@ -10,9 +10,8 @@ from support import forms
 
 from history import History, Record, check_all
 from history.cases import BAD, GOOD, Case, answered_nowhere, done, got, refused, sent, tried, unknown
-from history.deliveries import delivered_twice, deliveries, recovered
+from history.checkers import Gap, availability, delivered_twice, deliveries, lost, lost_below, recovered
 from history.events import Event, Poll, Send
-from history.losses import Gap, availability, lost, lost_below
 
 
 @pytest.mark.parametrize("case", GOOD + BAD, ids=lambda case: case.name)
