@@ -27,7 +27,7 @@ from damage.cells import ENDS, MEANINGS, cells
 from qmq_coordination import access_records, broker_groups, ordered_records, subjects
 from qmq_coordination.broker_groups import DelaySettings
 from rocketmq_fields import FIELDS
-from specs import ordering_traces, replication_traces, test_ordering_traces, test_traces
+from specs import ordering_traces, replication_traces
 from specs.mistakes import ORDERING_MISTAKES, REPLICATION_MISTAKES
 from typer.main import get_command
 
@@ -367,8 +367,8 @@ def planted_page() -> str:
         lines += table((title, "breaks", "steps"), [(each.name, f"`{each.breaks}`", each.steps) for each in mistakes])
     lines += ["## Bugs in the simulators", "", "The first seed whose trace is refused, or what the specification leaves out.", ""]
     for title, bugs, refused, outside in (
-        ("bug of replication", sim.bugs.BUGS, test_traces.REFUSED_AT, replication_traces.OUTSIDE),
-        ("bug of ordered messages", ordersim.bugs.BUGS, test_ordering_traces.REFUSED_AT, ordering_traces.OUTSIDE),
+        ("bug of replication", sim.bugs.BUGS, replication_traces.REFUSED_AT, replication_traces.OUTSIDE),
+        ("bug of ordered messages", ordersim.bugs.BUGS, ordering_traces.REFUSED_AT, ordering_traces.OUTSIDE),
     ):
         lines += table((title, "refused at seed"), bug_rows(bugs, refused, outside))
     return page("Planted mistakes and bugs", *lines)

@@ -11,8 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))  # Before
 
 from sim.bugs import BUGS
 from sim.node import Node
-from sim.run import Result, Simulation
-from sim.story import Story
+from sim.run import Result, Simulation, Story
 from simulator_runs import Simulator, console, main, sum_faults
 
 

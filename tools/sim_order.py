@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))  # Before
 
 from ordersim import run
 from ordersim.bugs import BUGS
+from ordersim.loop import Story
 from ordersim.run import Result
-from ordersim.violation import Story
 from simulator_runs import Simulator, main, sum_faults
 
 

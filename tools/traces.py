@@ -17,13 +17,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import ordersim.bugs
 import sim.bugs
-from sim.traces import trace
 from specs import ordering_traces, replication_traces
 from specs.model_checker import TraceVerdict
-from specs.ordered_run import an_ordered_run
 from specs.ordering_traces import NEEDS, check_observations, traced
-from specs.replication_traces import check_replicas
-from specs.traced_cluster import a_replicated_run
+from specs.replication_traces import check_replicas, trace
+from specs.traced_cluster import a_replicated_run, an_ordered_run
 
 Record = Callable[..., Any]
 """Records a trace: of a seed, of so many lines, of a planted bug, with the plan that a bug of this name needs."""

@@ -1,5 +1,5 @@
 ---------------------------- MODULE OrderingTrace ----------------------------
-(* Whether what a cluster did with an ordered subject is a behaviour of Ordering.tla. `tests/specs/ordering_trace.py` writes the lines. Each
+(* Whether what a cluster did with an ordered subject is a behaviour of Ordering.tla. `tests/specs/ordering_traces.py` writes the lines. Each
    line allows one action with the arguments of the line, and its outcome must be the line's. TLC accepts a trace if it can take all its
    lines.
 

@@ -18,13 +18,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from ordersim.loop import bury
-from ordersim.violation import RAISED, Violation, own_violations
+from ordersim.loop import RAISED, Violation, bury, own_violations
 from sim.world import World
 from system.delay_judge import Sight, Wish, judge, out_of_order
 
-from delaysim.group import DelayGroup, SimMaster
-from delaysim.real_time import RealTime, first_id
+from delaysim.group import DelayGroup, RealTime, SimMaster, first_id
 from qmq.delay.batches import planned_ms
 from qmq.errors import MessageNotFound, TooLate
 from qmq.model import CRON, PLANNED, SCHEDULE_ID, ZONE, DelayedId, MessageId

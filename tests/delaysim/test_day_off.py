@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ordersim.loop import bury
-from ordersim.violation import own_violations
+from ordersim.loop import bury, own_violations
 from sim.world import World
 
-from delaysim.group import DelayGroup, Entry
-from delaysim.real_time import RealTime
+from delaysim.group import DelayGroup, Entry, RealTime
 from qmq.wire.batch import encode
 from qmq.wire.batch_columns import BatchFlag, Columns
 

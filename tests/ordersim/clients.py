@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from qmq_ordering.hashing import logical_partition
 
-from ordersim.process import Process
+from ordersim.loop import Process
 from qmq.client.connection.pool import ConnectionPool
 from qmq.client.consuming.ordered.consumer import OrderedConsumer
 from qmq.client.consuming.ordered.message import OrderedMessage

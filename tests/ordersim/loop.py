@@ -2,6 +2,12 @@
 
 A paused process handles what arrived meanwhile when it continues. A killed process does nothing more: it runs no `finally` and sends no
 answer. Its coroutines are kept until the end of the run, because collecting them would run their `finally` blocks.
+
+A process: a name, an event loop, and its listeners. Subclasses are brokers, metaservers, producers and consumers.
+
+The exception that a check raises.
+
+The events of one seed as readable lines: `tools/run sim_order --replay SEED`.
 """
 
 from __future__ import annotations
@@ -9,13 +15,49 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from sim.world import World
 
-from ordersim.violation import RAISED, Violation
 from qmq.errors import QmqError
+
+if TYPE_CHECKING:
+    from ordersim.run import Simulation
+
+RAISED: list[Violation] = []
+"""The violations of the run that is under way: a check may be called by a coroutine whose caller takes exceptions for something else."""
+
+
+@contextmanager
+def own_violations() -> Iterator[None]:
+    """Keep the violations of this run apart from those of other runs."""
+    RAISED.clear()
+    try:
+        yield
+    finally:
+        RAISED.clear()
+
+
+class Violation(AssertionError):
+    """A property was violated. The message names the property and the observation."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        RAISED.append(self)
+
+
+class Story:
+    """Lines of (milliseconds, who, what)."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[int, str, str]] = []
+
+    def tell(self, now_ms: int, name: str, what: str) -> None:
+        """One line."""
+        self.lines.append((now_ms, name, what))
+
 
 AT_ONCE_MAX = 20_000
 """More steps than this within one millisecond count as an infinite loop."""
@@ -170,3 +212,67 @@ def bury(tasks: list[asyncio.Task[Any]]) -> None:
             task.get_coro().close()  # type: ignore[union-attr]
         except BaseException:
             continue
+
+
+class SimClock:
+    """The product's clock."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._world = simulation.world
+
+    def time_ms(self) -> int:
+        """Simulated time since the Epoch of the simulation."""
+        return self._world.now
+
+    def monotonic_ms(self) -> int:
+        """The same."""
+        return self._world.now
+
+
+class Process:
+    """One run of a process. After `kill` it does nothing more; a restart is another object with the same name."""
+
+    accept: Callable[[], Any] | None = None
+    """Makes the protocol of a connection that comes in."""
+
+    def __init__(self, simulation: Simulation, name: str) -> None:
+        self.simulation = simulation
+        self.world = simulation.world
+        self.random = simulation.world.random
+        self.name = name
+        self.clock = SimClock(simulation)
+        self.loop = ProcessLoop(simulation.world, name, simulation.broke)
+        self.loop.connect = lambda factory, host: simulation.network.connect(self, factory, host)
+        simulation.network.processes[name] = self
+
+    def tell(self, what: str) -> None:
+        """Add a line to the story."""
+        self.simulation.tell(self.name, what)
+
+    async def serve(self, method: str, request: Any) -> Any:
+        """Handle a call."""
+        raise NotImplementedError
+
+    @property
+    def is_up(self) -> bool:
+        return self.loop.is_alive
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self.loop.is_alive:
+            self.tell("dies")
+            self.simulation.graveyard += self.loop.kill()
+            self.simulation.network.died(self.name)
+
+    def pause(self, ms: int) -> None:
+        """SIGSTOP, and SIGCONT later."""
+        if self.loop.is_alive and not self.loop.is_paused:
+            self.tell(f"is paused for {ms} ms")
+            self.loop.pause()
+            self.world.after(ms, self.resume)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        if self.loop.is_alive and self.loop.is_paused:
+            self.tell("continues")
+            self.loop.resume()

@@ -16,8 +16,8 @@ from sim.world import World
 from qmq.errors import DeadlineExceeded, NotConnected, Outcome, QmqError
 
 if TYPE_CHECKING:
-    from ordersim.plan import Plan
-    from ordersim.process import Process
+    from ordersim.loop import Process
+    from ordersim.nemesis import Plan
 
 
 class Transport(asyncio.Transport):

@@ -1,6 +1,6 @@
 """Runs one seed: builds a cluster, makes faults and changes of the route for a while, then heals all and demands progress; repeatedly.
 
-Safety is checked at every event (ledger.py, routes.py, checks.py). In a calm phase everything is healed. As long as work is left
+Safety is checked at every event (checks.py). In a calm phase everything is healed. As long as work is left
 (unfinished changes, undecided messages, groups that have not read everything or are not at the latest version), it must shrink within
 each simulated minute.
 """
@@ -27,19 +27,13 @@ from qmq_ordering.changes import first_route
 from qmq_ordering.routes import Phase
 from sim.world import World
 
-from ordersim.checks import Checks
+from ordersim.checks import Checks, Ledger, Routes
 from ordersim.clients import ConsumerProcess, Operator, ProducerProcess
-from ordersim.etcd import WatchedEtcd
-from ordersim.group import BrokerGroup
-from ordersim.ledger import Ledger
-from ordersim.loop import bury
-from ordersim.meta import Metaserver
-from ordersim.nemesis import Nemesis
+from ordersim.loop import RAISED, Story, Violation, bury, own_violations
+from ordersim.nemesis import Nemesis, Plan, draw, with_holds, with_parks
 from ordersim.network import Network
-from ordersim.plan import Plan, draw, with_holds, with_parks
-from ordersim.routes import Routes
+from ordersim.servers import BrokerGroup, Metaserver, WatchedEtcd
 from ordersim.tracer import Tracer, silent
-from ordersim.violation import RAISED, Story, Violation, own_violations
 from qmq.broker.dispatch import lanes
 from qmq.client.connection import connection
 from qmq.errors import QmqError

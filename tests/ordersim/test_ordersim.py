@@ -18,9 +18,8 @@ from support import forms
 
 from ordersim.bugs import BUGS
 from ordersim.checks import Checks
-from ordersim.loop import ProcessLoop, bury
+from ordersim.loop import ProcessLoop, Violation, bury, own_violations
 from ordersim.run import simulate
-from ordersim.violation import Violation, own_violations
 
 SEEDS = forms.seeds(gate=6, every=30, changing=9)
 SEEDS_PER_TEST = 3

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from qmq_replication.membership import ReplicaMembership
 
-from sim.disk import Entry
+from sim.world import Entry
 
 if TYPE_CHECKING:
     from sim.node import Node

@@ -8,8 +8,8 @@ from qmq_replication.core import Replica
 from qmq_replication.leader import Leader
 
 from sim.checks import Violation
+from sim.nemesis import Plan
 from sim.node import Node
-from sim.plan import Plan
 from sim.run import Simulation
 
 FAULTS = ("kill", "pause", "isolate", "isolate_in", "isolate_out", "halves", "bridge", "swizzle", "lease", "transfer", "provoke", "usurp")

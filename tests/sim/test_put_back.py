@@ -14,10 +14,10 @@ from qmq_replication import identity
 from qmq_replication.identity import ReplicaIdentity
 
 from sim.checks import Violation
-from sim.disk import Disk
+from sim.nemesis import Plan
 from sim.node import Node
-from sim.plan import Plan
 from sim.run import Simulation
+from sim.world import Disk
 
 FAULTS = ("kill", "pause", "isolate", "isolate_in", "isolate_out", "halves", "bridge", "lease", "transfer", "provoke", "usurp")
 ROUND_MS = 60_000

@@ -15,50 +15,10 @@ from ordersim.tracer import Changed, Fenced, Granted, Handled, Inherited, Moved,
 from support import forms
 
 from specs.model_checker import check_trace, is_there
-from specs.ordering_trace import ordering_lines
-from specs.ordering_traces import NEEDS, check_observations, check_ordering_seed, traced
+from specs.ordering_traces import NEEDS, REFUSED_AT, check_observations, check_ordering_seed, ordering_lines, traced
 
 pytestmark = [pytest.mark.long, pytest.mark.sampled, pytest.mark.skipif(not is_there(), reason="needs Java, and TLC: scripts/judges")]
 
-REFUSED_AT: Final = {
-    "publish before the sources are sealed": 1,
-    "prepare a change without comparing the latest version": 1,
-    "call a change sealed without comparing": 1,
-    "publish without comparing": 5,
-    "advance when the first of several sources is finished": 4,
-    "open a range when another one of its source is finished": 2,
-    "skip a version": 4,
-    "take progress that is missing for done": 26,
-    "put a frontier without comparing": 2,
-    "leave parked keys behind when a group moves on": 2,
-    "fence without waiting for the lease": 2,
-    "fence without comparing the master's key": 18,
-    "never end the right by the clock": 3,
-    "keep the right for longer than the lease": 5,
-    "do not list the fences under a new lease": 5,
-    "tell a reader of no parked keys": 13,
-    "answer a grant before it is committed": 1,
-    "grant a lane that overlaps another one": 3,
-    "take a lane over while its lease runs": 1,
-    "report a lane finished before that is committed": 18,
-    "begin a target at its end": 2,
-    "hand out after the lease may be over": 1,
-    "hand out several messages of a key at once": 1,
-    "let a zombie's verdicts count": 1,
-    "count as done what is another lane's": 1,
-    "settle a message when it is handed out": 1,
-    "park a message without what follows for its key": 2,
-    "continue with what was held under a token that is void": 2,
-    "take batches without looking for gaps in their numbers": 1,
-    "take batches behind the command message": 1,
-    "say of a batch that is stored that it is not, once sealed": 12,
-    "answer a seal before it is committed": 2,
-    "send on before the fate of earlier batches is known": 13,
-    "give up waiting for a partition that is not fenced": 13,
-}
-"""Planted bugs of the simulator, with the first seed at which the specification does not allow what they do (`tools/run traces --ordering
---bugs`).
-"""
 EARLY: Final = ("publish before the sources are sealed", "prepare a change without comparing the latest version")
 """Those that are refused soon."""
 EXTRA_SEEDS: Final = 20

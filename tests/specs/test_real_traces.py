@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from specs.model_checker import check_trace, is_there
-from specs.ordered_run import KEYS, ROUNDS, an_ordered_run
-from specs.ordering_trace import ordering_lines
+from specs.ordering_traces import ordering_lines
 from specs.replication_traces import check_replicas
-from specs.traced_cluster import a_replicated_run
+from specs.traced_cluster import KEYS, ROUNDS, a_replicated_run, an_ordered_run
 
 pytestmark = [pytest.mark.long, pytest.mark.sampled, pytest.mark.skipif(not is_there(), reason="needs Java, and TLC: scripts/judges")]
 

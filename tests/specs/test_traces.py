@@ -10,55 +10,13 @@ from typing import Final
 
 import pytest
 from sim.bugs import BUGS
-from sim.traces import trace
 from support import forms
 
 from specs.model_checker import is_there
-from specs.replication_traces import check_replicas, check_seed
+from specs.replication_traces import REFUSED_AT, check_replicas, check_seed, trace
 
 pytestmark = [pytest.mark.long, pytest.mark.sampled, pytest.mark.skipif(not is_there(), reason="needs Java, and TLC: scripts/judges")]
 
-REFUSED_AT: Final = {
-    "commit entries of an older epoch by counting": 1,
-    "commit without the others": 1,
-    "count half as a majority": 1,
-    "count learners": 2,
-    "commit without a majority while the membership changes": 2,
-    "count what was sent as stored": 1,
-    "count acknowledgements of another epoch": 3,
-    "count acknowledgements from before a peer lost its place": 3,
-    "commit all that a slave has": 1,
-    "let the commit position go back": 7,
-    "commit before the log is known to match": 1,
-    "take entries of an older epoch": 2,
-    "answer a promise request without promising": 1,
-    "promise without telling how far one is": 1,
-    "count as in step with every new master": 1,
-    "skip the promises": 1,
-    "lead although another is ahead": 14,
-    "two promises are always enough": 1,
-    "let a replica that forgot have a say": 2,
-    "let learners promise for voters": 2,
-    "compare logs by length alone": 44,
-    "be whole again at the first word from a master": 2,
-    "be whole again before this epoch committed anything": 2,
-    "match by index, not by epoch": 1,
-    "cut at every sign of life that is behind": 1,
-    "stream from a slave's end without looking where the logs part": 1,
-    "take a lost answer for a success": 3,
-    "read a lost answer back by its epoch alone": 97,
-    "put the epoch without comparing": 4,
-    "change the membership without comparing, and give up on a lost answer": 11,
-    "change the membership while a change is under way": 2,
-    "change the membership before the last change has a majority": 4,
-    "change the membership before serving": 4,
-    "keep promises in memory only": 1,
-    "send before the promise is saved": 1,
-    "do not cut what diverged": 7,
-    "count at once after a power cut without flushes": 2,
-    "accept messages of peers outside the group": 5,
-}
-"""Planted bugs of the simulator, with the first seed at which the specification does not allow what they do (`tools/run traces --bugs`)."""
 EARLY: Final = (
     "commit without the others",
     "count half as a majority",
