@@ -21,8 +21,7 @@ sys.path += [str(ROOT / "tests"), str(ROOT / "tests" / "spark"), str(ROOT / "exa
 from rich.console import Console  # noqa: E402
 from rich.progress import Progress  # noqa: E402
 from rich.table import Table  # noqa: E402
-from system.spark_copy_run import copy_run  # noqa: E402
-from system.spark_run import Outcome, archive_run, cluster, sink_run  # noqa: E402
+from system.spark_run import Outcome, archive_run, cluster, copy_run, sink_run  # noqa: E402
 
 RUNS: Final = {"archive": archive_run, "sink": sink_run, "copy": copy_run, "copy-files": partial(copy_run, files=True)}
 

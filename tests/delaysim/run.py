@@ -1,6 +1,6 @@
 """Runs one seed: senders, cancellers and movers, recurring messages, a master that dies, is cut off or pauses; and a judge.
 
-The judge is system/delay_judge.py.
+The judge is system/delay_workload.py.
 
 The world's clock is virtual: a simulated hour takes a second or so. `python -m delaysim.run SEED` repeats a run.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ordersim.loop import RAISED, Violation, bury, own_violations
 from sim.world import World
-from system.delay_judge import Sight, Wish, judge, out_of_order
+from system.delay_workload import Sight, Wish, judge, out_of_order
 
 from delaysim.group import DelayGroup, RealTime, SimMaster, first_id
 from qmq.delay.batches import planned_ms

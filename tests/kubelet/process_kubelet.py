@@ -4,7 +4,7 @@ Nodes and pods are the business of kubelets.
 
 Kubelets for a real API server: nodes that live on leases, and the pods that the scheduler binds to them as local processes.
 
-What a kubelet does for a pod is in process_pod.py. It asks for the pods several times a second instead of watching them.
+What a kubelet does for a pod is in process_kubernetes.py. It asks for the pods several times a second instead of watching them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from qmq_coordination.etcd.process import free_ports
 from support import needs
 
 from kubelet.manifests import HOSTNAME, PodSet, pod_template
-from kubelet.process_pod import LocalPods, ProcessPod
+from kubelet.process_kubernetes import LocalPods, ProcessPod
 
 PLURALS: Final = {
     "Namespace": "namespaces",

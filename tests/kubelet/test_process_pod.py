@@ -13,7 +13,7 @@ import yaml
 from support import eventually
 
 from kubelet.manifests import ROOT, NotHonoured, PodTemplate, Probe, pod_sets
-from kubelet.process_pod import ProcessPod
+from kubelet.process_kubernetes import ProcessPod
 
 SERVER = """
 import http.server, pathlib, signal, sys

@@ -6,13 +6,14 @@ import asyncio
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
-from action_entries import START_MS, Entry, entry, snapshot, timed
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark_qmq import datasets
@@ -49,10 +50,38 @@ from qmq.log.actions import (
     Reset,
     Return,
     SettleAction,
+    encode_actions,
 )
+from qmq.log.envelopes import wrap
 from qmq.log.group_state import GroupState
 from qmq.log.queue import apply_to
+from qmq.wire.batch import Envelope, Kind, parse_envelope
 from qmq.wire.frame_payloads import Verdict
+
+Entry = tuple[Envelope, bytes]
+START_MS = 1_700_000_000_000
+
+
+def entry(time_ms: int, *actions: AnyAction, index: int = 1) -> Entry:
+    """The entry of one turn of a broker."""
+    return _entry(Kind.ACTIONS, encode_actions(actions), time_ms, index)
+
+
+def snapshot(time_ms: int, states: Iterable[Any], index: int = 1) -> Entry:
+    """The snapshot with which a segment begins."""
+    return _entry(Kind.SNAPSHOT, msgspec.msgpack.encode(list(states)), time_ms, index)
+
+
+def _entry(kind: Kind, payload: bytes, time_ms: int, index: int) -> Entry:
+    envelope, region = wrap(kind, payload, count=1, epoch=1, index=index, time_ms=time_ms, flushed=0)
+    return parse_envelope(envelope), region
+
+
+def timed(actions: Iterable[AnyAction], start_ms: int = START_MS, step_ms: int = 10) -> Iterator[Entry]:
+    """One entry for each action, `step_ms` apart, from `start_ms` on."""
+    for number, action in enumerate(actions):
+        yield entry(start_ms + number * step_ms, action, index=number + 1)
+
 
 pytestmark = pytest.mark.sampled
 

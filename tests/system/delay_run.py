@@ -40,8 +40,7 @@ from qmq.security.certificates import create_authority, issue
 from qmq.security.tls import Credentials, Tls
 from system import faketime
 from system.crashing import POINTS
-from system.delay_judge import Verdict, judge, out_of_order
-from system.delay_workload import ORDERED, PLAIN, DelayWorkload
+from system.delay_workload import ORDERED, PLAIN, DelayWorkload, Verdict, judge, out_of_order
 from system.group import describe
 
 ROOT: Final = Path(__file__).resolve().parents[2]

@@ -33,10 +33,10 @@ from qmq.errors import QmqError
 from qmq.model import Order, SubjectConfig
 from qmq.proto.v1 import meta_pb2 as pb
 from system.ordered_cluster import OrderedCluster, Shape, running_cluster
-from system.ordered_consumer import ConsumerProcess
 from system.ordered_recording import Item
 from system.ordered_workload import (
     BATCH,
+    ConsumerProcess,
     OrderedWorkload,
     Step,
     binlog_sources,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from system.delay_judge import Sight, Wish, judge, out_of_order
+from system.delay_workload import Sight, Wish, judge, out_of_order
 
 
 def _acked(number: int, due: int, **more: bool) -> Wish:

@@ -11,8 +11,7 @@ import pytest
 from support import forms
 
 from system.group import SECURE
-from system.spark_copy_run import copy_run
-from system.spark_run import archive_run, cluster, sink_run
+from system.spark_run import archive_run, cluster, copy_run, sink_run
 
 pytestmark = pytest.mark.xdist_group("drivers")
 KILLS = 2 if forms.FORM == "all" else 1

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from fake_delays import DelayCluster, delay_cluster, message
+from fake_cluster import DelayCluster, delay_cluster, message
 from typer.testing import CliRunner, Result
 
 from qmq import blocking

@@ -7,7 +7,7 @@ import time
 
 import google_crc32c
 import pytest
-from fake_delays import delay_cluster, read
+from fake_cluster import delay_cluster, read
 
 from qmq.wire.batch import encode
 from qmq.wire.batch_columns import BatchFlag, Columns

@@ -11,8 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from fake_cluster import NOT_STORED, FakeBroker, Peer, Sent
-from fake_delays import APPEND_MS, DelayCluster, FakeDelayGroup, delay_cluster
+from fake_cluster import APPEND_MS, NOT_STORED, DelayCluster, FakeBroker, FakeDelayGroup, Peer, Sent, delay_cluster
 from support import eventually
 
 from qmq import limits

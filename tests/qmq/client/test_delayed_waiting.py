@@ -9,8 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
-from fake_cluster import NOT_STORED, UNKNOWN
-from fake_delays import DelayCluster, delay_cluster, message
+from fake_cluster import NOT_STORED, UNKNOWN, DelayCluster, delay_cluster, message
 
 import qmq
 from qmq import limits

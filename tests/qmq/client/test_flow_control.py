@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 
 import pytest
-from fake_cluster import Cluster, cluster
-from fake_delays import DelayCluster, FakeQueue, delay_cluster
+from fake_cluster import Cluster, DelayCluster, FakeQueue, cluster, delay_cluster
 from support import eventually
 
 import qmq

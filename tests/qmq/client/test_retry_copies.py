@@ -10,8 +10,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from fake_cluster import FakeBroker, FakeGroup, Peer, Sent
-from fake_delays import DelayCluster, FakeDelayGroup, delay_cluster
+from fake_cluster import DelayCluster, FakeBroker, FakeDelayGroup, FakeGroup, Peer, Sent, delay_cluster
 from support import eventually
 
 import qmq

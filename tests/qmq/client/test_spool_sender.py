@@ -10,8 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from fake_cluster import Cluster, FakeGroup, Peer, cluster
-from fake_delays import FakeQueue
+from fake_cluster import Cluster, FakeGroup, FakeQueue, Peer, cluster
 from support import eventually
 
 import qmq

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import pytest
-from fake_delays import DelayCluster, FakeQueue, delay_cluster
+from fake_cluster import DelayCluster, FakeQueue, delay_cluster
 from support import eventually
 
 import qmq

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from chromium_stage import page, stage
-from support.console import PlainBrowser, site_of
+from support.console import PlainBrowser, page, site_of, stage
 
 from qmq.testing import TestCluster
 

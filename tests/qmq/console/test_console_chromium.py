@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chromium_stage import Stage
 from support import hostile, needs
-from support.console import parked_subject
+from support.console import Stage, parked_subject
 
 from qmq.client.consuming.ordered.message import OrderedMessage
 from qmq.model import Order, SubjectConfig

@@ -10,10 +10,9 @@ from typing import Any, Final
 from urllib.parse import quote
 
 import pytest
-from chromium_stage import Stage
 from markupsafe import escape
 from support import hostile, needs
-from support.console import PlainBrowser, SteppedClock, csrf_of, site_of
+from support.console import PlainBrowser, Stage, SteppedClock, csrf_of, site_of
 
 from qmq.console.cluster_look import REST_S_MAX
 from qmq.model import Order, SubjectConfig

@@ -1,4 +1,7 @@
-"""A master's store, its slaves' stores, and the messages between them, without network and election."""
+"""A master's store, its slaves' stores, and the messages between them, without network and election.
+
+Stores whose queues tests delete or purge.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,10 @@ from typing import Any
 
 from support import ManualClock, intake
 
+from qmq.limits import KIB
 from qmq.log import follower
 from qmq.log.actions import (
+    AnyAction,
     Begin,
     Join,
     LaneBegin,
@@ -30,6 +35,7 @@ from qmq.log.checkpoint import begin_checkpoint, end_checkpoint
 from qmq.log.disk import Disk
 from qmq.log.log_config import LogConfig
 from qmq.log.merged_log import read_merged
+from qmq.log.queue import Queue
 from qmq.log.recent_writes import WriteStretch
 from qmq.log.recovery import open_store
 from qmq.log.store import Store
@@ -263,3 +269,29 @@ def replay(store: Store) -> State:
         return state_of(again)
     finally:
         again.close()
+
+
+SMALL_SEGMENTS = LogConfig(segment_bytes=64 * KIB, action_segment_bytes=64 * KIB)
+
+
+def small_store(folder: Path) -> Store:
+    return open_store(folder, SMALL_SEGMENTS, ManualClock())
+
+
+def queue_of(store: Store, partition: int = 0) -> Queue:
+    queue = store.queue("s", partition)
+    assert queue is not None
+    return queue
+
+
+def used_store(folder: Path, partition: int, actions: tuple[AnyAction, ...] = ()) -> Store:
+    """A store whose queue has 15 messages of a producer, and a group at its beginning; further actions are taken behind them."""
+    store = small_store(folder)
+    queue = store.open_queue("s", partition)
+    for number in range(5):
+        store.append([intake(queue, [b"old"] * 3, number=number)])
+    store.act(Begin("s", partition, "g", "", 0))
+    for action in actions:
+        store.act(action)
+    store.write_actions()
+    return store

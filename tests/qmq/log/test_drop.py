@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deletion_support import opened, queue_of, used_store
+from replica_support import queue_of, small_store, used_store
 from support import intake
 
 from qmq.log import checkpoint
@@ -44,7 +44,7 @@ def test_a_dropped_queue_stays_so_behind_a_kill(tmp_path: Path) -> None:
     drop(store, queue_of(store))
     store.write_actions()
     store.close()
-    assert is_empty(queue_of(opened(tmp_path)))
+    assert is_empty(queue_of(small_store(tmp_path)))
 
 
 def test_a_dropped_queue_stays_so_behind_a_checkpoint_and_without_it(tmp_path: Path) -> None:
@@ -52,11 +52,11 @@ def test_a_dropped_queue_stays_so_behind_a_checkpoint_and_without_it(tmp_path: P
     drop(store, queue_of(store))
     store.write_actions()
     close_store(store)
-    store = opened(tmp_path)
+    store = small_store(tmp_path)
     assert is_empty(queue_of(store))
     store.close()
     checkpoint.discard(tmp_path / "checkpoint")
-    assert is_empty(queue_of(opened(tmp_path)))
+    assert is_empty(queue_of(small_store(tmp_path)))
 
 
 def test_a_drop_behind_a_checkpoint_is_replayed(tmp_path: Path) -> None:
@@ -67,21 +67,21 @@ def test_a_drop_behind_a_checkpoint_is_replayed(tmp_path: Path) -> None:
     drop(store, queue_of(store))
     store.write_actions()
     store.close()
-    assert is_empty(queue_of(opened(tmp_path)))
+    assert is_empty(queue_of(small_store(tmp_path)))
 
 
 def test_a_drop_that_a_crash_cut_in_two_can_be_done_again(tmp_path: Path) -> None:
     store = used(tmp_path)
     drop(store, queue_of(store))
     store.close()  # the action was not written
-    store = opened(tmp_path)
+    store = small_store(tmp_path)
     queue = queue_of(store)
     assert queue.start_sequence == queue.next_sequence == 16
     assert queue.shares
     drop(store, queue)
     store.write_actions()
     store.close()
-    queue = queue_of(opened(tmp_path))
+    queue = queue_of(small_store(tmp_path))
     assert (queue.start_sequence, queue.next_sequence, queue.shares, queue.lanes) == (17, 17, {}, {})
 
 
@@ -93,7 +93,7 @@ def test_a_drop_opens_a_sealed_partition(tmp_path: Path) -> None:
     assert queue.sealed is None
     close_store(store)
     checkpoint.discard(tmp_path / "checkpoint")
-    assert queue_of(opened(tmp_path), 1).sealed is None
+    assert queue_of(small_store(tmp_path), 1).sealed is None
 
 
 def test_groups_stay_forgotten_when_retention_took_the_drop_from_the_message_log(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_groups_stay_forgotten_when_retention_took_the_drop_from_the_message_log
         path.unlink()
     close_store(store)
     checkpoint.discard(tmp_path / "checkpoint")
-    queue = queue_of(opened(tmp_path))
+    queue = queue_of(small_store(tmp_path))
     assert not queue.shares
     assert not queue.lanes
     assert queue.start_sequence == queue.next_sequence == 16

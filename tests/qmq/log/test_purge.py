@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from deletion_support import opened, queue_of, used_store
+from replica_support import queue_of, small_store, used_store
 from support import intake
 
 from qmq.log import checkpoint
@@ -50,7 +50,7 @@ def test_a_purge_holds_whatever_the_store_is_opened_from(tmp_path: Path, end: st
         store.close()
     if end == "checkpoint is lost":
         checkpoint.discard(tmp_path / "checkpoint")
-    queue = queue_of(opened(tmp_path))
+    queue = queue_of(small_store(tmp_path))
     assert (queue.start_sequence, queue.next_sequence, list(queue.shares)) == (16, 17, ["g"])
 
 
@@ -63,12 +63,12 @@ def test_a_purged_partition_stays_sealed(tmp_path: Path) -> None:
     assert sealed is not None
     close_store(store)
     checkpoint.discard(tmp_path / "checkpoint")
-    queue = queue_of(opened(tmp_path), 1)
+    queue = queue_of(small_store(tmp_path), 1)
     assert (queue.sealed, queue.start_sequence) == (sealed, 17)
 
 
 def test_segments_that_hold_nothing_but_purged_messages_are_deleted(tmp_path: Path) -> None:
-    store = opened(tmp_path)
+    store = small_store(tmp_path)
     queue = store.open_queue("s", 0)
     for number in range(100):
         store.append([intake(queue, [b"x" * 1000] * 3, number=number)])
@@ -84,5 +84,5 @@ def test_a_subject_that_is_deleted_after_a_purge_is_dropped(tmp_path: Path) -> N
     drop(store, queue_of(store))
     store.write_actions()
     store.close()
-    queue = queue_of(opened(tmp_path))
+    queue = queue_of(small_store(tmp_path))
     assert (queue.start_sequence, queue.next_sequence, queue.shares) == (17, 17, {})
