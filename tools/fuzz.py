@@ -19,9 +19,7 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from fuzz import corpus
-from fuzz.corpus import seeds_of
-from fuzz.targets import TARGETS
+from fuzz.targets import TARGETS, add_count, counts, inputs_of, keep, seeds_of
 
 ONE_TARGET: Final = Path(__file__).with_name("fuzz_target.py")
 INPUT_BYTES_MAX: Final = 2_048
@@ -41,7 +39,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.workers) as pool:
         results = list(pool.map(lambda name: fuzz(name, share_s, Path(folder) / name), names))
     tried, failed = sum(each for each, _ in results), sum(not is_well for _, is_well in results)
-    in_all = sum(corpus.counts().values())
+    in_all = sum(counts().values())
     print(f"{tried:,} inputs in {time.monotonic() - begun:,.0f} s, {in_all:,} so far; {failed} of {len(names)} targets failed")
     return 1 if failed else 0
 
@@ -53,7 +51,7 @@ def fuzz(name: str, seconds: int, folder: Path) -> tuple[int, bool]:
     grown, least, found = folder / "grown", folder / "least", folder / "found"
     for each in (grown, least, found):
         each.mkdir(parents=True)
-    for number, data in enumerate(corpus.inputs_of(name) + seeds_of(name)):
+    for number, data in enumerate(inputs_of(name) + seeds_of(name)):
         (grown / str(number)).write_bytes(data)
     said = run(
         name, grown, f"-max_total_time={seconds}", f"-max_len={INPUT_BYTES_MAX}", "-print_final_stats=1", f"-artifact_prefix={found}/"
@@ -64,10 +62,10 @@ def fuzz(name: str, seconds: int, folder: Path) -> tuple[int, bool]:
         print(f"{name} fails on {each.read_bytes()!r}:\n{said[said.find('Uncaught Python exception') :][:3_000]}", flush=True)
     run(name, least, grown, "-merge=1", f"-max_len={INPUT_BYTES_MAX}")
     kept = [each.read_bytes() for each in least.iterdir()]
-    corpus.keep(name, kept or [each.read_bytes() for each in grown.iterdir()])
+    keep(name, kept or [each.read_bytes() for each in grown.iterdir()])
     tried = int(counted[1]) if counted else 0
     with COUNTING:
-        corpus.add_count(name, tried)
+        add_count(name, tried)
     print(f"{name}: {tried:,} inputs, {len(kept)} kept", flush=True)
     return tried, not crashes and counted is not None
 

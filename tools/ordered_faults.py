@@ -22,7 +22,7 @@ sys.path += [str(ROOT / "tests"), str(ROOT / "scripts"), str(ROOT / "examples")]
 from rich.console import Console  # noqa: E402
 from rich.progress import Progress  # noqa: E402
 from rich.table import Table  # noqa: E402
-from system.ordered_cluster import Shape  # noqa: E402
+from system.group import Shape  # noqa: E402
 from system.ordered_nemesis import Options, Result, run_in  # noqa: E402
 
 console = Console()

@@ -11,8 +11,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))  # Before scripts/, which also has a sim.py.
 
 from delaysim import run
-from delaysim.bugs import BUGS, planted
-from delaysim.run import Result
+from delaysim.run import BUGS, Result, planted
 from simulator_runs import Simulator, main
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from support import forms
 
-from delaysim.bugs import BUGS, planted
-from delaysim.run import simulate
+from delaysim.run import BUGS, planted, simulate
 
 SEEDS = forms.seeds(gate=3, every=6, changing=3)
 TRIES = 3

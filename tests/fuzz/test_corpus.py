@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fuzz import corpus
-from fuzz.corpus import seeds_of
-from fuzz.targets import TARGETS
+from fuzz.targets import FOLDER, TARGETS, counts, inputs_of, seeds_of
 
 MENDED = (
     ("replica_messages", b"6\xa1\x95L&\xfc\xf3\xa3Z\xe3\x0f\xb7"),
@@ -32,7 +30,7 @@ MENDED = (
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_what_fuzzing_kept_is_answered_by_a_value_or_a_typed_error(name: str) -> None:
-    inputs = corpus.inputs_of(name) + seeds_of(name)
+    inputs = inputs_of(name) + seeds_of(name)
     assert inputs
     for data in inputs:
         TARGETS[name](data)
@@ -44,6 +42,6 @@ def test_what_fuzzing_found_is_answered_by_a_value_or_a_typed_error(name: str, d
 
 
 def test_the_corpus_stays_small_and_is_counted() -> None:
-    assert sum(each.stat().st_size for each in corpus.FOLDER.iterdir()) < 1 << 20
-    assert set(corpus.counts()) <= set(TARGETS)
-    assert sum(corpus.counts().values()) > 1_000_000
+    assert sum(each.stat().st_size for each in FOLDER.iterdir()) < 1 << 20
+    assert set(counts()) <= set(TARGETS)
+    assert sum(counts().values()) > 1_000_000

@@ -32,11 +32,11 @@ from qmq.client.metadata.service import MetadataClient
 from qmq.errors import QmqError
 from qmq.model import Order, SubjectConfig
 from qmq.proto.v1 import meta_pb2 as pb
-from system.ordered_cluster import OrderedCluster, Shape, running_cluster
-from system.ordered_recording import Item
+from system.group import OrderedCluster, Shape, running_cluster
 from system.ordered_workload import (
     BATCH,
     ConsumerProcess,
+    Item,
     OrderedWorkload,
     Step,
     binlog_sources,

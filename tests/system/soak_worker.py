@@ -20,11 +20,11 @@ from struct import Struct
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 import qmq
 from qmq.errors import NotConnected, StaleDelivery
 from qmq.model import OPERATORS, dead_letter_subject
-from system.soak_judge import Runs
 
 SUBJECT: Final = "soak"
 GROUP: Final = "soakers"
@@ -32,6 +32,8 @@ BODY_BYTES: Final = 100
 EVERY, FAILS = 100, 37
 LEASE_MS: Final = 3_000
 SLICE_S: Final = 0.02
+Runs = npt.NDArray[np.int64]
+"""(first, count) of consecutive numbers, one a row."""
 _RUN: Final = Struct("<QQ")
 _PADDING: Final = bytes(BODY_BYTES - 8)
 

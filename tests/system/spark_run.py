@@ -5,15 +5,22 @@ A stream that copies a subject exactly once, while its driver, executors and tas
 The sizes of the messages change by a factor of eighty, so the average that cuts tasks never stays. The source begins in one broker group
 and gets the others one by one. It is purged: when everything is copied and committed, or with messages that nobody has read. Then the
 stream must end with MessagesExpired, and only its next life may skip the purged messages.
+
+A Spark driver in a separate process, with its JVM, and a way to kill both.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,9 +35,150 @@ from pyspark_qmq.lake.catalog import table_name
 import qmq
 from qmq.errors import MessagesExpired, QmqError
 from qmq.model import Order, SubjectConfig
-from system.ordered_cluster import OrderedCluster, Shape, running_cluster
-from system.spark_driver import ENDED, TASK, DriverProcess, kill_at_random
+from system.group import OrderedCluster, Shape, running_cluster
 from system.spark_workload import Row, anomalies, change_now_and_then, create, publish, read_log, source_rows
+
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""A compiler and a collector of Java for short lives."""
+ROOT = Path(__file__).resolve().parents[2]
+END_S = 900.0
+LOOK_S = 0.02
+EXECUTOR, TASK, ENDED = "an executor", "a task's process", "it had ended"
+
+
+class DriverProcess:
+    """Python, and what it starts: one process group, killed as one, as when a machine goes."""
+
+    def __init__(self, words: Sequence[str], log: Path) -> None:
+        self.words = list(words)
+        self.log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        path = os.pathsep.join([str(ROOT / "tests"), str(ROOT / "tests" / "spark"), os.environ.get("PYTHONPATH", "")])
+        with self.log.open("ab") as out:
+            self._process = subprocess.Popen(
+                [sys.executable, *self.words],
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": path, "JAVA_TOOL_OPTIONS": QUICK},
+            )
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def kill(self) -> None:
+        """Send SIGKILL to all processes of the driver, and wait until they have ended."""
+        process, self._process = self._process, None
+        if process is not None:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+
+    def kill_part(self, coin: Random) -> str:
+        """Send SIGKILL to an executor, or to a Python process in which a task runs. Returns which, or ""; Spark repeats the tasks."""
+        process = self._process
+        found = _parts(process.pid) if process is not None else {}
+        if not found:
+            return ""
+        kind = coin.choice(sorted(found))
+        try:
+            os.kill(coin.choice(found[kind]), signal.SIGKILL)
+        except ProcessLookupError:
+            return ""
+        return kind
+
+    def finish(self) -> int:
+        """Wait until the process ends; return the exit status. Raises AssertionError if it does not end."""
+        assert self._process is not None
+        try:
+            return self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"the driver did not end: {self.tail()}") from None
+
+    @property
+    def written(self) -> int:
+        """The bytes of its output."""
+        return self.log.stat().st_size if self.log.exists() else 0
+
+    def said(self, since: int) -> str:
+        """Its output since it had written so many bytes."""
+        return self.log.read_bytes()[since:].decode(errors="replace")
+
+    def tail(self) -> str:
+        """The end of its output."""
+        return self.log.read_text(errors="replace")[-3000:]
+
+
+def _parts(session: int) -> dict[str, list[int]]:
+    """The executors of a session that have their own JVM, and the processes that PySpark's daemons forked for tasks, by kind."""
+    parents: dict[int, int] = {}
+    executors: list[int] = []
+    for entry in Path("/proc").iterdir():
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            words = (entry / "cmdline").read_bytes() if int(fields[3]) == session else b""
+        except (OSError, ValueError, IndexError):
+            continue  # no process, or one that has just ended
+        if b"pyspark.daemon" in words:
+            parents[int(entry.name)] = int(fields[1])
+        elif b"CoarseGrainedExecutorBackend" in words:
+            executors.append(int(entry.name))
+    forked = [pid for pid, parent in parents.items() if parent in parents]
+    return {kind: found for kind, found in ((EXECUTOR, executors), (TASK, forked)) if found}
+
+
+def kill_at_random(
+    driver: DriverProcess,
+    kills: int,
+    coin: Random,
+    progress: Callable[[], int],
+    done: Callable[[str], None] = lambda _: None,
+    parts: Callable[[], int] = lambda: 0,
+) -> dict[str, int]:
+    """Start it again and again, and kill it each time at another moment; which moments those were.
+
+    Half of the deaths come some time behind the first sign of progress of that life, the others at any time, its start included. Before a
+    death, `parts` says how many executors and processes of tasks are killed.
+    """
+    moments = {"while it started": 0, "while it worked": 0, ENDED: 0, TASK: 0, EXECUTOR: 0}
+    for _ in range(kills):
+        before = progress()
+        driver.start()
+        if coin.random() < 0.75:
+            _until(lambda before=before: progress() > before or not driver.is_running)
+            for _ in range(parts()):
+                _pause(coin.uniform(0.0, 1.2))
+                if kind := driver.kill_part(coin):
+                    moments[kind] += 1
+                    done(kind)
+            _pause(coin.uniform(0.0, 2.0))
+        else:
+            _pause(coin.uniform(1.0, 9.0))
+        moment = ENDED if not driver.is_running else "while it worked" if progress() > before else "while it started"
+        driver.kill()
+        moments[moment] += 1
+        done(moment)
+    return moments
+
+
+def _pause(seconds: float) -> None:
+    time.sleep(seconds)  # a random moment is the point
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + END_S
+    while not condition():
+        if time.monotonic() > until:
+            raise AssertionError("the driver made no progress")
+        time.sleep(LOOK_S)
+
 
 SHAPE = Shape(etcds=1, metas=1, groups=3, replicas=1)
 SECURED_SHAPE = Shape(etcds=3, metas=1, groups=2, replicas=3)
@@ -194,7 +342,7 @@ WAITING_MAX: Final = 600
 """Messages that are not copied yet: the publisher waits, so that the run ends."""
 GROUP_EVERY: Final = 1_500
 """Messages before the next broker group gets some."""
-LOOK_S: Final = 0.2
+COPY_LOOK_S: Final = 0.2
 
 
 def copy_run(
@@ -386,7 +534,7 @@ class Source:
                         self._used += 1
                         await mq.metadata.place_subject(self._subject, self._groups[: self._used])
                 else:
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(COPY_LOOK_S)
                 if coin.random() < 0.1:
                     await (self._purge_unread(mq) if coin.random() < 0.4 else self._purge_read(mq))
         return sent
@@ -405,7 +553,7 @@ class Source:
             if ends and self._checkpoint.is_between() and sorted(self._checkpoint.read_up_to().values()) == sorted(ends.values()):
                 await self._purge(mq)
                 return
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(COPY_LOOK_S)
 
     async def _purge_unread(self, mq: Any) -> None:
         """Purge the source, read or not, unless the stream has still to speak of an earlier purge."""

@@ -14,8 +14,7 @@ from support import NodeProcess, eventually, forms
 
 import qmq
 from qmq.errors import AccessDenied, QmqError
-from system.group import SECURE
-from system.secured_node import secured
+from system.group import SECURE, secured
 
 KILLS = int(os.environ.get("QMQ_KILLS", {"all": "50", "ci": "10", "gate": "4"}[forms.FORM]))
 POLL = timedelta(seconds=0.1)

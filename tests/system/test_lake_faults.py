@@ -9,9 +9,8 @@ import pyarrow as pa
 import pytest
 from support import NodeProcess, forms
 
-from system.group import SECURE
+from system.group import SECURE, secured
 from system.lake_run import BAD_EVERY, anomalies, lake_run
-from system.secured_node import secured
 
 
 @pytest.mark.long

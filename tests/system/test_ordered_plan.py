@@ -16,7 +16,7 @@ from qmq_ordering.routes import LpRange, PhysicalPartition, Route
 
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
-from system.ordered_cluster import Shape, shaped
+from system.group import Shape, shaped
 from system.ordered_workload import CHANGES, KILLS, PARTITIONS_MAX, evacuation, held_by, operation, plan, worth_harming
 
 GROUPS = ["g1", "g2", "g3"]

@@ -18,7 +18,7 @@ from qmq.errors import DeadlineExceeded, LaneLost, NotConnected, Outcome, QmqErr
 from qmq.model import MessageId
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
-from system.ordered_recording import DeliveryRecorder, Item, PutRecorder, RouteRecorder, body_of, id_of, is_drained
+from system.ordered_workload import DeliveryRecorder, Item, PutRecorder, RouteRecorder, body_of, id_of, is_drained
 
 
 class FakeProducer:

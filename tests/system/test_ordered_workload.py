@@ -19,8 +19,7 @@ from support import NodeProcess
 import qmq
 from qmq.model import Order, SubjectConfig
 from qmq.proto.v1 import meta_pb2 as pb
-from system.ordered_recording import Item, parse
-from system.ordered_workload import ConsumerProcess, Follower, OrderedWorkload, binlog_sources, flight_sources, followed
+from system.ordered_workload import ConsumerProcess, Follower, Item, OrderedWorkload, binlog_sources, flight_sources, followed, parse
 
 ROWS = int(os.environ.get("QMQ_BINLOG_ROWS", "20000"))
 SLOW_S = 10.0

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from system.group import SECURE
-from system.soak_judge import Runs, Sample, judge_messages, judge_samples
-from system.soak_run import Report, Soak
+from system.soak_run import Report, Runs, Sample, Soak, judge_messages, judge_samples
 
 
 def runs(*found: tuple[int, int]) -> Runs:
