@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -52,10 +53,25 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Only where xdist runs: `-n`."""
-    from support.scheduling import GroupScheduling
+    """Distribute tests to workers as pytest-xdist's loadgroup does, without its cost for thousands of tests.
 
-    return GroupScheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
+    Whenever a test ends, xdist 3.8 counts all tests that a worker ever got, which took 55 s of a run of 5,700 tests. This scheduler forgets
+    a finished unit.
+    """
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadGroupScheduling
+    from xdist.workermanage import WorkerController
+
+    class GroupScheduling(LoadGroupScheduling):
+        def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
+            unit = self._split_scope(self.registered_collections[node][item_index])
+            super().mark_test_complete(node, item_index, duration)
+            given: dict[str, Any] = self.assigned_work[node]
+            if all(given[unit].values()):
+                del given[unit]
+
+    return GroupScheduling(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

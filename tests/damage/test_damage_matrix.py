@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from damage.cells import LOGS, REPLICAS, Beside, Cell, Damage, End, FailingDisk, Kind, Platter, cells, common_sizes, files_of, harm
 from support import forms
 
 import qmq
-from damage.cells import LOGS, REPLICAS, Beside, Cell, Damage, End, FailingDisk, Kind, Platter, cells, common_sizes, files_of, harm
 from qmq.errors import LogDamaged, NotConnected, QmqError
 from qmq.limits import KIB
 from qmq.log.log_config import LogConfig

@@ -6,9 +6,9 @@ import asyncio
 from datetime import timedelta
 
 import pytest
-
 from damage import cells
 from damage.cells import Kind
+
 from qmq.errors import NotConnected
 from qmq.log import commit_mark
 from qmq.testing import TestCluster, virtual

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from delaysim.group import DelayGroup, RealTime, SimMaster, first_id
 from ordersim.loop import RAISED, Violation, bury, own_violations
 from sim.world import World
 from system.delay_workload import Sight, Wish, judge, out_of_order
 
-from delaysim.group import DelayGroup, RealTime, SimMaster, first_id
 from qmq.delay.admin import EngineAdmin
 from qmq.delay.batches import planned_ms
 from qmq.delay.engine import Engine

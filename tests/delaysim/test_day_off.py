@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from delaysim.group import DelayGroup, Entry, RealTime
 from ordersim.loop import bury, own_violations
 from sim.world import World
 
-from delaysim.group import DelayGroup, Entry, RealTime
 from qmq.wire.batch import encode
 from qmq.wire.batch_columns import BatchFlag, Columns
 

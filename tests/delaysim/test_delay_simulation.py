@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support import forms
-
 from delaysim.run import BUGS, planted, simulate
+from support import forms
 
 SEEDS = forms.seeds(gate=3, every=6, changing=3)
 TRIES = 3

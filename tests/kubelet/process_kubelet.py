@@ -26,11 +26,10 @@ from cluster_runner.network import Loopback
 from cluster_runner.processes import Process
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
-from qmq_coordination.etcd.process import free_ports
-from support import needs
-
 from kubelet.manifests import HOSTNAME, PodSet, pod_template
 from kubelet.process_kubernetes import LocalPods, ProcessPod
+from qmq_coordination.etcd.process import free_ports
+from support import needs
 
 PLURALS: Final = {
     "Namespace": "namespaces",

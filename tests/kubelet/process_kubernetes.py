@@ -29,8 +29,8 @@ from cluster_runner import processes
 from cluster_runner.network import Loopback
 from cluster_runner.processes import Process
 from cluster_runner.translate import NOT_INHERITED, program
-
 from kubelet.manifests import Budget, PodSet, PodTemplate, Probe, budgets, pod_sets
+
 from qmq.security.certificates import Place, create_authority, issue
 
 LOOK_S: Final = 0.05

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-
 from kubelet.manifests import Budget, PodSet, PodTemplate
 from kubelet.process_kubernetes import PodView, Step, allows_eviction, choose_node, next_step
 

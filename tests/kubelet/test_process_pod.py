@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support import eventually
-
 from kubelet.manifests import ROOT, NotHonoured, PodTemplate, Probe, pod_sets
 from kubelet.process_kubernetes import ProcessPod
+from support import eventually
 
 SERVER = """
 import http.server, pathlib, signal, sys

@@ -10,9 +10,9 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from linearizability.register_history import JUDGE, Call, group_histories, judged, route_histories
 from support import forms
 
-from linearizability.register_history import JUDGE, Call, group_histories, judged, route_histories
 from qmq.errors import NotConnected
 from qmq.testing import TestCluster
 from qmq.testing.cluster import META

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from linearizability.register_history import JUDGE, Call, histories_of, judged
 from qmq_coordination.coordination_store import Compare, KeyValue, Operation, TxnResult
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.etcd.process import EtcdProcess
@@ -16,7 +17,6 @@ from qmq_coordination.etcd.store import EtcdStore
 from support import forms
 from support.stores import Fault, FaultyStore, Proxy, proxied, unique_namespace
 
-from linearizability.register_history import JUDGE, Call, histories_of, judged
 from qmq.errors import CoordinationUnknown
 
 pytestmark = [

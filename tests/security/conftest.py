@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 import pytest
-from tls_support import Papers
+from access_support import Papers
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,8 @@ from tempfile import gettempdir
 from typing import Any
 
 import pytest
+from access_support import Papers, handshakes
 from support import eventually, node_config, running
-from tls_support import Papers, handshakes
 
 from qmq.broker.control import serve_control
 from qmq.client.metadata.service import MetadataClient

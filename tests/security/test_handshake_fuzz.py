@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from access_support import guarded
+from access_support import Papers, guarded, secured
 from qmq_replication.links import PeerHello
 from support import forms
-from tls_support import Papers, secured
 
 import qmq
 from qmq.broker.connection.access import Throttle

@@ -12,8 +12,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from access_support import HOST, Papers
 from support import eventually
-from tls_support import HOST, Papers
 
 from qmq.process.event_loop import run
 from qmq.rpc.tls_listener import TlsListener

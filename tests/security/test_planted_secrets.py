@@ -30,13 +30,12 @@ from typing import Any
 
 import grpc
 import pytest
-from access_support import EC, ISSUER, jwks
+from access_support import EC, ISSUER, Papers, jwks
 from access_support import token as jwt_of
 from cryptography.hazmat.primitives import serialization
-from spark_support import MESSAGES, drive, variables
+from standalone import MESSAGES, drive, variables
 from support import NodeProcess, cli_process
 from support.secret_scan import plant
-from tls_support import Papers
 
 import qmq
 from qmq.errors import QmqError

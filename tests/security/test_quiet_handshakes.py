@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+from access_support import HOST, Papers
 from support import NodeProcess
-from tls_support import HOST, Papers
 
 
 def test_handshakes_that_fail_write_one_line_for_each_reason(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+from access_support import Papers, secured
 from support import eventually
-from tls_support import Papers, secured
 
 import qmq
 from qmq.client.connection.connection import connect

@@ -15,8 +15,8 @@ from typing import Any
 
 import grpc
 import pytest
+from access_support import Papers
 from support import eventually
-from tls_support import Papers
 
 from qmq.errors import InvalidArgument
 from qmq.rpc.network import NETWORK

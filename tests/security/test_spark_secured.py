@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spark_support import MESSAGES, drive, variables
-from standalone import standalone
+from access_support import Papers
+from standalone import MESSAGES, drive, standalone, variables
 from support import eventually, node_config
-from tls_support import Papers
 
 import qmq
 from qmq.node.dev_node import Node

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import grpc
 import pytest
+from access_support import HOST, NOW, FakeClock, Papers, handshakes, secured
 from support import cli_process, eventually, node_config, running
-from tls_support import HOST, NOW, FakeClock, Papers, handshakes, secured
 
 import qmq
 from qmq.broker.config import BrokerConfig

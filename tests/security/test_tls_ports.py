@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from access_support import HOST, WRONG_SERVERS, Papers, node_with, wrong_clients, wrong_server
 from qmq_coordination.etcd.channel import EtcdTls
 from qmq_coordination.etcd.process import EtcdProcess, ServerTls
 from qmq_coordination.etcd.store import EtcdStore
 from support import cli_process, needs, node_config
-from tls_support import HOST, WRONG_SERVERS, Papers, node_with, wrong_clients, wrong_server
 
 import qmq
 from qmq.client.connection.connection import connect

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from access_support import HOST, WRONG_SERVERS, Papers, node_with, wrong_clients, wrong_server
 from support import eventually, node_config
 from support.first_calls import CALLS, KnownMasters
-from tls_support import HOST, WRONG_SERVERS, Papers, node_with, wrong_clients, wrong_server
 
 import qmq
 from qmq.client.connection.connection import ClientTiming

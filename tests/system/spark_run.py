@@ -309,7 +309,8 @@ def sink_run(
     checkpoint = folder / "checkpoint"
     driver = DriverProcess(
         [
-            str(TESTS / "system" / "spark_sink_driver.py"),
+            str(TESTS / "system" / "spark_programs.py"),
+            "sink",
             "--server",
             found.server,
             "--files",
@@ -373,7 +374,7 @@ def copy_run(
             "--task-bytes",
             size,
         ]
-        return [str(TESTS / "system" / "spark_copy_driver.py"), *asked, *more]
+        return [str(TESTS / "system" / "spark_programs.py"), "copy", *asked, *more]
 
     moments: Counter[str] = Counter()
     wrong: list[str] = []

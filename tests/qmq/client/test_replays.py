@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from support import forms
@@ -20,7 +19,17 @@ from qmq.model import MessageId
 from qmq.node.dev_node import Node
 from qmq.operations.letters import LetterEdit
 
-REPLAYING = str(Path(__file__).with_name("replaying_process.py"))
+REPLAYING = """
+import asyncio, sys, qmq
+
+async def main(address, group):
+    async with qmq.connect(address, state_dir=False) as mq:
+        count = await mq.dead_letters(group).replay(progress=lambda done: print(done, flush=True), per_second=0)
+    print("end", count, flush=True)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+"""Replays the dead letters of a group until it is killed, and prints how many are done."""
 
 
 async def died(mq: qmq.Client, bodies: list[bytes], subject: str = "orders", error: str = "no") -> None:
@@ -51,7 +60,7 @@ async def copies(mq: qmq.Client, subject: str = "orders") -> Counter[bytes]:
 
 def killed_at(address: str, done: int) -> None:
     """A replay in a separate process, killed with SIGKILL as soon as it has reported so many letters."""
-    command = [sys.executable, REPLAYING, address, "billing", "0"]
+    command = [sys.executable, "-c", REPLAYING, address, "billing"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from retention_support import SOON, bodies, log_config, until_cold, until_damage
+from support.tiered_log import SOON, bodies, log_config, until_cold, until_damage
 
 from qmq.testing import TestCluster
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from retention_support import SOON, behind_damage, bodies, log_config, replica, until_cold, until_damage
 from support import eventually
+from support.tiered_log import SOON, behind_damage, bodies, log_config, replica, until_cold, until_damage
 
 import qmq
 from qmq.broker.admin import BrokerAdmin

@@ -1,1 +1,0 @@
-"""Histories of concurrent clients, judged by porcupine (docs/JUDGES.md)."""
