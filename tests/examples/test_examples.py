@@ -23,7 +23,7 @@ async def node_with_delays(tmp_path: Path) -> AsyncIterator[Node]:
         yield found
 
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 async def test_a_table_in_sqlite_that_follows_by_ordered_messages_ends_byte_equal(node: Node, tmp_path: Path) -> None:

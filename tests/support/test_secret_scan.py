@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from support import secret_scan
 
 from qmq.security.principal import Principal
 from qmq.security.tokens import new_token
+from support import secret_scan
 
 pytest_plugins = ("pytester",)
 
