@@ -3,7 +3,7 @@
 Frames are fed to connections of a running broker that have no socket, so that a million of them take a minute or two. `scripts/test --all`
 sends a million; any other number:
 
-    QMQ_FUZZ=50000 scripts/test tests/security/test_handshake_fuzz.py
+    QMQ_FUZZ=50000 scripts/test tests/qmq/security/test_handshake_fuzz.py
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from qmq.security.tls import Credentials, Tls
 from qmq.wire.frame import FrameKind, frame
 from qmq.wire.frame_payloads import PROTOCOL_VERSION, Hello
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 # --- the list ----------------------------------------------------------------------------------------------------------
 
