@@ -21,7 +21,7 @@ from ordersim.checks import Checks
 from ordersim.loop import ProcessLoop, Violation, bury, own_violations
 from ordersim.run import simulate
 
-SEEDS = forms.seeds(gate=6, every=30, changing=9)
+SEEDS = forms.seeds(gate=6, every=30, changing=3)
 SEEDS_PER_TEST = 3
 EXTRA_SEEDS = 40
 """When the code changes, so do the traces: from its remembered seed on, a bug may take so many more."""

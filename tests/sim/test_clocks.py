@@ -267,7 +267,7 @@ class Clocks:
                 machine.time.confirm(self.now_ms)
 
 
-SEEDS = {"gate": 12, "ci": 24, "all": 400}[FORM]
+SEEDS = {"gate": 6, "ci": 12, "all": 400}[FORM]
 """So many, from 1 on."""
 SEEDS_OF_BUGS = 40
 

@@ -16,7 +16,7 @@ from support import forms
 from sim.bugs import BUGS
 from sim.run import simulate
 
-SEEDS = forms.seeds(gate=20, every=300, changing=40)
+SEEDS = forms.seeds(gate=20, every=300, changing=20)
 SEEDS_PER_TEST = 20
 EXTRA_SEEDS = 60
 """When the code changes, so do the traces: from its remembered seed on, a bug may take so many more."""

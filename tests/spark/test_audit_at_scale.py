@@ -55,8 +55,7 @@ async def publish(server: str, subject: str) -> None:
         assert made == CHANGES
 
 
-@pytest.mark.long
-@pytest.mark.sampled
+@pytest.mark.longest
 def test_many_messages_over_a_hundred_changes_are_clean_and_a_planted_one_is_found(spark: SparkSession, tmp_path: Path) -> None:
     node = NodeProcess(tmp_path / "node")
     try:

@@ -268,7 +268,7 @@ class NodeProcess:
             self.errors = stream.read()
 
 
-async def eventually(condition: Callable[[], object], *, within_s: float = 20.0) -> None:
+async def eventually(condition: Callable[[], object], *, within_s: float = 60.0) -> None:
     """Wait until a condition holds, which may have to be awaited; for what another process or a timer brings about."""
     async with asyncio.timeout(within_s):
         while True:

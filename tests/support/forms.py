@@ -2,8 +2,8 @@
 
     gate   scripts/test         every promise: no tests marked `long`, a quarter of the examples, few seeds, a third of the planted bugs,
                                 and of each file the first test that is sampled
-    ci     .ci/run              the same, the tests marked `long`, all planted bugs, and changing seeds
-    all    scripts/test --all   every test, also those marked `longest`, all examples, and many seeds
+    ci     .ci/run              the same, the tests marked `long`, and changing seeds
+    all    scripts/test --all   every test, also those marked `longest`, all examples, all planted bugs, and many seeds
 
 A form has the same tests at every commit. A test is sampled if it is marked `sampled`, is in tests/system, or shares Spark, a browser or a
 cluster of processes (SAMPLED_GROUPS): what it shows through whole systems, quicker tests prove by their parts. One marked `smoke` is in
@@ -35,9 +35,9 @@ def examples(of_all: int) -> int:
 
 
 def some(names: Iterable[str], parts: int = 3) -> list[str]:
-    """Of what is checked one by one, such as planted bugs: one of `parts` in the gate, all elsewhere."""
+    """Of what is checked one by one, such as planted bugs: all in the form `all`, one of `parts` elsewhere."""
     found = list(names)
-    return found[::parts] if FORM == "gate" else found
+    return found if FORM == "all" else found[::parts]
 
 
 def seeds(*, gate: int, every: int, changing: int) -> list[int]:

@@ -46,7 +46,7 @@ from qmq.security.principal import Principal
 from qmq.security.tls import Credentials, Tls
 from qmq.security.tokens import new_token
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("drivers")]
+pytestmark = [pytest.mark.longest, pytest.mark.xdist_group("drivers")]
 
 PAGES_MAX = 80
 LINK = re.compile(r'(?:href|data-url|src)="(/[^"#]*)"')

@@ -19,8 +19,7 @@ from support.databases import Database, DatabaseServer, MariaServer, PostgresSer
 
 from qmq.node.dev_node import Node
 
-KINDS = ("sqlite", *forms.some(("postgresql", "mariadb"), 2))
-"""The gate takes one of the two servers, another one each run."""
+KINDS = ("sqlite", "postgresql") if forms.FORM == "gate" else ("sqlite", "postgresql", "mariadb")
 _FORGOTTEN = "ignore:Exception ignored in. <socket.socket fd=[0-9]+, family=1,:pytest.PytestUnraisableExceptionWarning"
 _CANCELLED = "ignore:Exception ignored in. <function Connection.__del__:pytest.PytestUnraisableExceptionWarning"
 _SERVERS: dict[str, type[DatabaseServer]] = {"postgresql": PostgresServer, "mariadb": MariaServer}

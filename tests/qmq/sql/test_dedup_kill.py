@@ -152,7 +152,7 @@ _AGAIN = re.compile(f"dedup.py:once|dedup_records.py|{BEHIND}")
 _AROUND = re.compile(f"dedup.py:once|dedup_transactions.py:commit|dedup_handlers.py|message_handling.py:(conclude|settle)|{BEHIND}")
 
 
-@pytest.mark.long
+@pytest.mark.longest
 @pytest.mark.parametrize(
     ("way", "first", "again"),
     [("async-engine", _EVERY, _AGAIN), ("driver", _ON_THE_WHOLE, _AROUND)],
