@@ -26,8 +26,7 @@ from qmq.errors import ClientClosed, InvalidArgument
 from qmq.wire.settle_payloads import Verdict
 
 if TYPE_CHECKING:
-    from qmq.sql.outbox import Outbox
-    from qmq.sql.outbox_blocking import BlockingOutbox
+    from qmq.sql.outbox import BlockingOutbox, Outbox
 
 _CLOSED: Final = "the client is closed: make a new one with qmq.blocking.connect()"
 _R = TypeVar("_R")
@@ -196,7 +195,7 @@ class BlockingClientBase(BlockingPart):
     def outbox(self, connection: Any, *, table: str = "qmq_outbox", grace: timedelta = GRACE) -> BlockingOutbox:
         """See `qmq.Client.outbox`; on sync connections, sessions and engines: `with mq.outbox(connection) as box: box.send(...)`."""
         made: Outbox = self._thread.call(lambda: self._client.outbox(connection, table=table, grace=grace))
-        from qmq.sql.outbox_blocking import BlockingOutbox  # after the check whether the client can be imported
+        from qmq.sql.outbox import BlockingOutbox  # after the check whether the client can be imported
 
         return BlockingOutbox(made, self._thread.run)
 

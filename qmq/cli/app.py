@@ -15,7 +15,6 @@ from qmq.cli import (
     broker,
     browse,
     cluster,
-    completing,
     console,
     consume,
     contexts,
@@ -25,7 +24,6 @@ from qmq.cli import (
     doctor,
     gateway,
     group,
-    health,
     lake,
     logs,
     message,
@@ -39,10 +37,8 @@ from qmq.cli import (
     subject,
     top,
 )
-from qmq.cli.added_options import add_options
-from qmq.cli.completing import complete_names
-from qmq.cli.help_pages import CommandGroup, Section
-from qmq.cli.output import fail
+from qmq.cli.added_options import add_options, complete_names, completion
+from qmq.cli.output import CommandGroup, Section, fail
 from qmq.cli.transfer import commands
 from qmq.errors import QmqError
 from qmq.security.contexts import environment_of
@@ -78,7 +74,7 @@ app.command("transfer", rich_help_panel=Section.CLUSTER)(cluster.transfer)
 app.add_typer(cluster.replicas, name="replica", cls=CommandGroup, rich_help_panel=Section.CLUSTER)
 app.add_typer(backup.app, name="backup", cls=CommandGroup, rich_help_panel=Section.CLUSTER)
 app.add_typer(mirror_commands.app, name="mirror", cls=CommandGroup, rich_help_panel=Section.CLUSTER)
-app.add_typer(health.app, name="health", cls=CommandGroup, rich_help_panel=Section.CLUSTER)
+app.add_typer(doctor.health, name="health", cls=CommandGroup, rich_help_panel=Section.CLUSTER)
 app.add_typer(bench.app, name="bench", cls=CommandGroup, rich_help_panel=Section.CLUSTER)
 app.command("whoami", rich_help_panel=Section.ACCESS)(acl.whoami)
 app.add_typer(acl.rules, name="acl", cls=CommandGroup, rich_help_panel=Section.ACCESS)
@@ -115,6 +111,6 @@ def root(invoked: typer.Context, version: Annotated[bool, typer.Option("--versio
         raise typer.Exit
 
 
-app.command("completion", rich_help_panel=Section.HERE)(completing.completion)
+app.command("completion", rich_help_panel=Section.HERE)(completion)
 complete_names(app)
 add_options(app)

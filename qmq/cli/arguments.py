@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from qmq.errors import InvalidArgument
-from qmq.operations.finding import in_words
+from qmq.operations.text import in_words
 
 Words = Annotated[
     list[str],

@@ -17,7 +17,7 @@ from qmq.errors import InvalidArgument, QmqError
 from qmq.text import joined
 
 if TYPE_CHECKING:
-    from qmq.console.server import ConsoleServer
+    from qmq.console.app import ConsoleServer
 
 HINT = "the console needs more packages: pip install 'qmq[console]'"
 
@@ -63,8 +63,8 @@ def console(
 ) -> None:
     """Serve the web console. Prints one line, `the console is at URL`; Ctrl-C stops it."""
     try:
+        from qmq.console.app import ConsoleServer
         from qmq.console.config import ConsoleConfig, LoginMode, MaskRule, OidcConfig, check
-        from qmq.console.server import ConsoleServer
     except ImportError:
         fail(InvalidArgument(HINT))
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(name)s %(message)s")

@@ -26,8 +26,7 @@ from rich.text import Text
 
 import qmq
 from qmq.cli.arguments import parse_duration, parse_when, port_option, shifted
-from qmq.cli.broker import hand_over
-from qmq.cli.confirm_clock import confirm_clock
+from qmq.cli.broker import confirm_clock, hand_over
 from qmq.cli.names import require_subject
 from qmq.cli.output import SERVER, DryRun, Json, LineTable, Server, ask, console, errors, run, show, tell_silent
 from qmq.cli.roles import ReplicaOptions, serve_replica, taking

@@ -18,7 +18,7 @@ from qmq.cli.roles import GuardFlags, ProcessFlags, RetryFlags, StorageFlags, se
 from qmq.errors import InvalidArgument, QmqError
 
 if TYPE_CHECKING:
-    from qmq.console.server import ConsoleServer
+    from qmq.console.app import ConsoleServer
     from qmq.node.dev_node import Node
 
 
@@ -120,8 +120,8 @@ async def _serve(node: Node, options: DevOptions, *, has_console: bool) -> None:
 async def _console(node: Node, options: DevOptions) -> ConsoleServer | None:
     """The console, if its packages are installed. It listens on the loopback address only."""
     try:
+        from qmq.console.app import ConsoleServer
         from qmq.console.config import ConsoleConfig
-        from qmq.console.server import ConsoleServer
     except ImportError:
         return None
     config = ConsoleConfig(node.address, port=options.console_port, is_writable=options.console == "write")

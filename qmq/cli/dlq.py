@@ -1,7 +1,7 @@
 """`qmq dlq` lists, shows, replays, purges and deletes messages that consumer groups gave up.
 
 For an unordered subject these are messages in the group's dead-letter queue: the verbs take GROUP. For an ordered subject these are parked
-keys, with all later messages of the key: the verbs take SUBJECT GROUP KEY (`qmq/operations/parked_keys.py`).
+keys, with all later messages of the key: the verbs take SUBJECT GROUP KEY (`qmq/operations/letters.py`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from qmq.cli.roles import taking
 from qmq.client.dead_letters import Choose, DeadLetter
 from qmq.client.metadata.cache import Partial
 from qmq.errors import InvalidArgument
-from qmq.operations import parked_keys
-from qmq.operations.finding import counted
+from qmq.operations import letters
 from qmq.operations.letters import LetterEdit, chosen_by
-from qmq.operations.text import Duration, key_text
+from qmq.operations.text import Duration, counted, key_text
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters and parked keys: list, show, replay, purge, delete.")
 
@@ -61,8 +60,8 @@ def list_letters(
     given = words or []
     if len(given) == 2:
         subject, group = given
-        keys = ask(server, lambda mq: parked_keys.listed(mq, subject, group))
-        show(f"parked keys of group {group} on {subject}", parked_keys.COLUMNS, keys, as_json=as_json, silent=keys.silent)
+        keys = ask(server, lambda mq: letters.listed(mq, subject, group))
+        show(f"parked keys of group {group} on {subject}", letters.COLUMNS, keys, as_json=as_json, silent=keys.silent)
         return
     if len(given) > 2:
         raise typer.BadParameter("give no argument, a GROUP, or SUBJECT GROUP")
@@ -145,8 +144,8 @@ def show_letters(_: typer.Context, options: ShowOptions) -> None:
     words, server, as_json = options.words, options.server, options.as_json
     if _is_key(words):
         given, group, key = words
-        rows = ask(server, lambda mq: parked_keys.shown(mq, given, group, key))
-        show(f"parked key of group {group} on {given}", parked_keys.MORE_COLUMNS, rows, as_json=as_json)
+        rows = ask(server, lambda mq: letters.shown(mq, given, group, key))
+        show(f"parked key of group {group} on {given}", letters.MORE_COLUMNS, rows, as_json=as_json)
         return
     choose = options.choose()
 
@@ -194,7 +193,7 @@ def _give_back(options: PurgeOptions | ReplayOptions, edit: LetterEdit | None, r
     done = "replayed" if is_replay else "skipped" if is_key else "purged"
     title = f"would be {done}" if options.dry_run else done
     if is_key:
-        rows = ask(options.server, lambda mq: parked_keys.unparked(mq, *words, is_replay=is_replay, dry_run=options.dry_run))
+        rows = ask(options.server, lambda mq: letters.unparked(mq, *words, is_replay=is_replay, dry_run=options.dry_run))
         show(title, ("key", "partition", "messages"), rows, as_json=options.as_json)
         return
     count = ask(options.server, lambda mq: _done(mq, options, choose, edit, rate))

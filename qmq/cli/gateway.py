@@ -195,7 +195,7 @@ def _one_of(options: GatewayOptions, number: int) -> GatewayOptions:
 
 async def _serve(options: GatewayOptions) -> int:
     import qmq
-    from qmq.gateway.credentials import GatewayCredentials
+    from qmq.gateway.clients import GatewayCredentials
     from qmq.gateway.server import GatewayServer, GatewaySource, leave
     from qmq.metrics.figures import Readiness
     from qmq.node.metrics import serving

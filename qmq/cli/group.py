@@ -20,9 +20,8 @@ from qmq.cli.output import SERVER, Json, Server, ask, console, fail, run, say, s
 from qmq.cli.route import emit, group_view
 from qmq.client.metadata.cache import Partial
 from qmq.errors import InvalidArgument, OrderMismatch, UnknownGroup
-from qmq.operations.finding import counted
 from qmq.operations.routes import described
-from qmq.operations.text import Duration
+from qmq.operations.text import Duration, counted
 from qmq.text import whole_number
 
 if TYPE_CHECKING:

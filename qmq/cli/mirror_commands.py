@@ -140,8 +140,7 @@ def status(
 
 
 async def _status(server: str, folder: Path) -> list[tuple[Any, ...]]:
-    from qmq.cli.mirroring.cluster_mirror import places_in
-    from qmq.cli.mirroring.mirror_subject import read_record, record_path
+    from qmq.cli.mirroring.cluster_mirror import places_in, read_record, record_path
 
     rows: list[tuple[Any, ...]] = []
     async with qmq.connect(server, create_subjects=False) as source:

@@ -11,6 +11,8 @@ steps are taken one after another until the table fits:
 
 Ids are never cut, because people copy them, and are left out last. A wide table (`--wide`, or standard output that is not a terminal) is
 as wide as necessary, with exact times.
+
+The `--help` page of a group of commands has its commands in sections, each with the whole first sentence of its help.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
@@ -30,6 +33,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.segment import Segment
 from rich.text import Text
+from typer.core import TyperGroup
 
 import qmq
 from qmq.cli.arguments import age
@@ -314,3 +318,36 @@ def counting(what: str, total: int | None, *, quiet: bool, transient: bool = Fal
 
         yield completed
         bars.update(task, completed=done, total=done)
+
+
+SENTENCE_CHARS_MAX: Final = 200
+
+
+class Section(StrEnum):
+    """The sections of `qmq --help`, in their order."""
+
+    MESSAGES = "Messages"
+    SUBJECTS = "Subjects and groups"
+    CLUSTER = "The cluster"
+    ACCESS = "Access"
+    SERVERS = "Servers"
+    APPLICATIONS = "Applications and lakes"
+    HERE = "This machine"
+
+
+class CommandGroup(TyperGroup):
+    """A group whose help fits any terminal: sentences are wrapped, never cut."""
+
+    def format_commands(self, ctx: typer.Context, formatter: object) -> None:  # type: ignore[override]
+        """Write a list for each section; commands without one come first."""
+        sections: dict[str, list[tuple[str, str]]] = {section: [] for section in ("", *Section)}
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            if command is not None and not command.hidden:
+                section = getattr(command, "rich_help_panel", None)
+                rows = sections[section if isinstance(section, str) else ""]
+                rows.append((name, command.get_short_help_str(SENTENCE_CHARS_MAX)))
+        for section, rows in sections.items():
+            if rows:
+                with formatter.section(section or "Commands"):  # type: ignore[attr-defined]
+                    formatter.write_dl(rows)  # type: ignore[attr-defined]

@@ -12,13 +12,12 @@ import typer
 from qmq_ordering.hashing import LOGICAL_PARTITIONS
 
 import qmq
-from qmq.cli.help_pages import CommandGroup
-from qmq.cli.output import SERVER, DryRun, Json, Server, ask, fail, run, say, show, time_text
+from qmq.cli.output import SERVER, CommandGroup, DryRun, Json, Server, ask, fail, run, say, show, time_text
 from qmq.cli.roles import names_of
 from qmq.errors import InvalidArgument, Unavailable, UnknownSubject
 from qmq.limits import BODY_BYTES_MAX
 from qmq.model import Fencing, Order, SubjectFlush
-from qmq.operations.finding import counted
+from qmq.operations.text import counted
 from qmq.process.description import shards_of
 from qmq.schemas.declared_schema import DeclaredSchema, SchemaFormat, compatibility_of
 from qmq.text import number

@@ -24,9 +24,9 @@ from rich.text import Text
 import qmq
 from qmq.cli.arguments import age
 from qmq.cli.output import EXIT_UNAVAILABLE, SERVER, Json, Server, View, console, errors, run, table_lines
-from qmq.operations.finding import counted, size_in_words
-from qmq.operations.rates import BrokerGroupRate, ClusterRates, GroupRate, SubjectRate, rates
 from qmq.operations.snapshot import ClusterSnapshot
+from qmq.operations.snapshot_reading import BrokerGroupRate, ClusterRates, GroupRate, SubjectRate, rates
+from qmq.operations.text import counted, size_in_words
 
 if TYPE_CHECKING:
     from qmq.operations.snapshot import ClusterSnapshot

@@ -7,6 +7,7 @@ everything else     needs a session; a POST needs its CSRF token and `--writable
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import secrets
@@ -15,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 from starlette.applications import Starlette
@@ -26,21 +27,67 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+import qmq
+from qmq.client.client import Client
 from qmq.console.config import ConsoleConfig, LoginMode
 from qmq.console.guard import ConsoleGuard, named_by_port
+from qmq.console.oidc import LOGIN_S, OidcFlow, ShownToken
 from qmq.console.page import ConsolePage, RefusedRequest, Show, rendered, status_of_failure, templates, wording_of
 from qmq.console.pages import dead_letters, delays, message, overview, routes, subject
 from qmq.console.sessions import BrowserSession, ConsoleCaller, ProxyToken, Sessions
 from qmq.errors import InvalidArgument, NotAuthenticated, QmqError, QuotaExceeded, Unavailable
-from qmq.rpc.web_server import attempt, proven
+from qmq.rpc.web_server import ServedCertificate, WebServer, attempt, proven
 from qmq.security.tokens import check as check_token
-
-if TYPE_CHECKING:
-    from qmq.client.client import Client
-    from qmq.console.oidc import ShownToken
-    from qmq.console.oidc_login import OidcLogin
+from qmq.text import joined
 
 log = logging.getLogger("qmq.console")
+
+LOGIN_COOKIE: Final = "qmq_console_login"
+
+
+class OidcLogin:
+    """The login pages of one console. Threads ask the provider, so that other requests do not wait."""
+
+    def __init__(self, flow: OidcFlow, *, is_https: bool) -> None:
+        self.flow = flow
+        self._is_https = is_https
+
+    async def begin(self, request: Request, target: str) -> Response:
+        """Redirect to the provider. Raises NotConnected, InvalidArgument."""
+        addresses = await asyncio.to_thread(self.flow.addresses)
+        url, browser = self.flow.begin(addresses, target)
+        answer = RedirectResponse(url, HTTPStatus.SEE_OTHER)
+        # Lax: the provider's site sends the browser back here.
+        name = named_by_port(LOGIN_COOKIE, request)
+        answer.set_cookie(name, browser, max_age=int(LOGIN_S), path="/login", httponly=True, samesite="lax", secure=self._is_https)
+        return answer
+
+    async def came_back(self, request: Request) -> tuple[ShownToken, str]:
+        """Finish a login: (the person's token, the page that the person requested). Raises NotAuthenticated, NotConnected."""
+        given = request.query_params
+        login = self.flow.came_back(given.get("state", ""), request.cookies.get(named_by_port(LOGIN_COOKIE, request), ""))
+        if "code" not in given:
+            said = f"{given.get('error', 'no code')} {given.get('error_description', '')}".strip()
+            raise NotAuthenticated(f"the identity provider did not log you in: {said[:300]}")
+        return ShownToken(await asyncio.to_thread(self.flow.finish, login, given["code"])), login.target
+
+    async def keeps(self, session: BrowserSession) -> bool:
+        """True if the session continues: its token is valid, or was renewed. While the provider is unreachable, the last token counts."""
+        shown = session.shown
+        if shown is None or not self.flow.is_ending(shown.tokens):
+            return True
+        async with shown.renewing:
+            if not self.flow.is_ending(shown.tokens):
+                return True  # another request renewed it
+            try:
+                shown.tokens = await asyncio.to_thread(self.flow.renewed, shown.tokens)
+            except NotAuthenticated as failure:
+                log.info("a login is not renewed: %s", failure)
+                return False
+            except QmqError as failure:
+                log.warning("a token is not renewed yet: %s", failure)
+        return True
+
 
 COOKIE: Final = "qmq_console"
 MakeClient = Callable[[Callable[[], str] | None], "Client"]
@@ -90,7 +137,6 @@ class ConsoleSite:
         if self.config.oidc is None:
             return None
         from qmq.console.oidc import OidcFlow
-        from qmq.console.oidc_login import OidcLogin
 
         return OidcLogin(OidcFlow(self.config.oidc, monotonic_s=self._monotonic_s), is_https=self.config.is_https)
 
@@ -320,3 +366,44 @@ def own_path(target: str) -> str:
     parts = urlsplit(target)
     is_own = target.startswith("/") and not target.startswith(("//", "/\\")) and not parts.scheme and not parts.netloc
     return target if is_own and target.isprintable() and "\\" not in target else "/"
+
+
+CLIENT_NAME: Final = "qmq-console"
+"""The client name that brokers and operators see."""
+REQUESTS_MAX: Final = 500
+"""Requests under way."""
+
+
+class ConsoleServer:
+    """Serves a console between `start` and `stop`. `start` raises OSError if the port is taken."""
+
+    def __init__(self, config: ConsoleConfig, make_client: Callable[[Callable[[], str] | None], Client] | None = None) -> None:
+        """`make_client` makes a client with a token's source, or with the environment's own credentials."""
+        self.config = config
+        self.site = ConsoleSite(config, make_client or self._client)
+        self._server = WebServer(
+            self.site.app,
+            config.host,
+            config.port,
+            requests_max=REQUESTS_MAX,
+            certificate=ServedCertificate.of(config.tls_cert, config.tls_key),
+        )
+        self.port = 0
+
+    def _client(self, token: Callable[[], str] | None) -> Client:
+        return qmq.connect(self.config.server, create_subjects=False, state_dir=False, token=token, name=CLIENT_NAME)
+
+    @property
+    def url(self) -> str:
+        """The console's address for browsers; in the login mode "own", it contains the key."""
+        scheme = "https" if self.config.is_tls else "http"
+        return f"{scheme}://{joined(self.config.host, self.port)}{self.site.login_path()}"
+
+    async def start(self) -> None:
+        """Listen, and serve until `stop`."""
+        self.port = await self._server.start()
+
+    async def stop(self) -> None:
+        """Finish running requests, end streams, and close the connections to the cluster."""
+        await self._server.stop()
+        await self.site.close()

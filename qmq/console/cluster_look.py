@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from qmq.errors import QmqError
-from qmq.operations.finding import Finding, Severity
 from qmq.operations.findings import findings, folded, worst
 from qmq.operations.snapshot import ClusterSnapshot, ConsumerGroupFacts, SubjectFacts, ordered_groups, subject_facts, unordered_groups
 from qmq.operations.snapshot_reading import read_snapshot
+from qmq.operations.text import Finding, Severity
 
 if TYPE_CHECKING:
     from qmq.client.client import Client

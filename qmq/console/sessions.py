@@ -6,24 +6,72 @@ Rules:
   or SESSIONS_MAX of all, of which the principal with the most loses its oldest. So nobody ends others' sessions by logging in again.
 * The CSRF token belongs to the session: a form without it has no effect.
 * A caller queries the cluster for a session: it has a `qmq.Client` with the session's credential, and the last looks at the cluster.
+* Jobs of a session replay or purge dead letters in the background. A job ends with the console or with the login.
+  Handled letters stay handled, and the rest waits in the queue: starting the same filter again continues there.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
+import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from qmq.console.cluster_look import ClusterLook, ClusterWatch, look_at_cluster, look_at_subject
-from qmq.console.replay_jobs import ReplayJob
+from qmq.errors import QmqError
 from qmq.rpc.strangers import payer
 
 if TYPE_CHECKING:
     from qmq.client.client import Client
     from qmq.console.oidc import ShownToken
+
+log = logging.getLogger("qmq.console")
+
+
+@dataclass(slots=True, eq=False)
+class ReplayJob:
+    """`state` is running, done, stopped or failed; `count` is how many letters are done."""
+
+    group: str
+    verb: str
+    command: str
+    began_ms: int
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
+    state: str = "running"
+    count: int = 0
+    failure: str = ""
+    _task: asyncio.Task[None] | None = None
+
+    def tell(self, count: int) -> None:
+        """Set the number of finished letters."""
+        self.count = count
+
+    def start(self, work: Coroutine[Any, Any, int]) -> None:
+        """Run the job as a task."""
+        self._task = asyncio.create_task(self._run(work))
+
+    async def _run(self, work: Coroutine[Any, Any, int]) -> None:
+        try:
+            self.count = await work
+            self.state = "done"
+        except asyncio.CancelledError:
+            self.state = "stopped"
+            raise
+        except Exception as failure:  # a job that nothing works on must not be shown as running
+            self.state, self.failure = "failed", str(failure) if isinstance(failure, QmqError) else repr(failure)
+            if not isinstance(failure, QmqError):
+                log.exception("a job of the console failed: %s", self.command)
+
+    async def stop(self) -> None:
+        """Stop the job, if it still runs."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
 
 IDLE_S: Final = 8 * 3600.0
 LIFE_S: Final = 24 * 3600.0

@@ -4,17 +4,13 @@ messages          converts RocketMQ's messages, names, digests and compression, 
 status            QMQ's errors as RocketMQ's codes, and the count of answers                pure
 filters           a tag expression or an SQL92 condition over properties                    pure
 receipts          received messages, their times and receipt handles                        pure
-client_settings   the settings that a client gets                                           pure
-config            the gateway's settings
-credentials       which QMQ principal a client is, by its access key
-clients           the live clients
+config            the gateway's settings, and those that a client gets
+clients           the live clients, and which QMQ principal a client is, by its access key
 parts             a client of the cluster, and what works with it, for one identity
 topics            the subjects and their kinds
 readers           the readers of groups, for all clients of this gateway (qmq.client.group_reading)
-sending           SendMessage, RecallMessage
-receiving         ReceiveMessage, AckMessage, and the other calls that settle
-pulling           PullMessage and offsets
-transactions      EndTransaction, asking producers, and how a transaction's message waits for its commit
+sending           SendMessage, RecallMessage; EndTransaction, and how a transaction's message waits for its commit
+receiving         ReceiveMessage, AckMessage, and the other calls that settle; PullMessage and offsets
 service           the gRPC service
 server            starts and stops the server; metrics of calls, clients and the messages that clients hold
 """

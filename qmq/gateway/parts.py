@@ -11,16 +11,13 @@ import os
 from collections.abc import Callable
 
 from qmq.client.client import Client
-from qmq.gateway.clients import ClientSessions
+from qmq.gateway.clients import ClientKeys, ClientSessions
 from qmq.gateway.config import GatewayConfig
-from qmq.gateway.credentials import ClientKeys
-from qmq.gateway.pulling import GroupPulling
 from qmq.gateway.readers import GroupReaders, HandedOut
 from qmq.gateway.receipts import GATEWAY_ID_BYTES, InvisibleMessages
-from qmq.gateway.receiving import GroupReceiving
-from qmq.gateway.sending import TopicSending
+from qmq.gateway.receiving import GroupPulling, GroupReceiving
+from qmq.gateway.sending import CheckPlan, TopicSending, TopicTransactions
 from qmq.gateway.topics import TopicCatalog
-from qmq.gateway.transactions import CheckPlan, TopicTransactions
 from qmq.process.event_loop import Clock
 
 

@@ -16,7 +16,7 @@ from qmq.client.client import Client
 from qmq.client.consuming.ordered.consumer import AnyMessage
 from qmq.client.group_reading import GroupReading, OrderedReading, PlainReading
 from qmq.errors import InvalidArgument, QmqError
-from qmq.gateway.client_settings import ATTEMPTS_MAX
+from qmq.gateway.config import ATTEMPTS_MAX
 from qmq.gateway.filters import MessageFilter
 
 log = logging.getLogger("qmq.gateway")

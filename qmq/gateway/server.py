@@ -15,9 +15,8 @@ import grpc
 
 from qmq.client.client import Client
 from qmq.errors import QmqError
-from qmq.gateway.clients import SESSIONS_MAX
+from qmq.gateway.clients import SESSIONS_MAX, GatewayCredentials, claimed_access_key
 from qmq.gateway.config import GatewayConfig
-from qmq.gateway.credentials import GatewayCredentials, claimed_access_key
 from qmq.gateway.parts import GatewayIdentities, GatewayParts
 from qmq.gateway.service import MessagingService, headers_of
 from qmq.gateway.status import CallCounters, Refused

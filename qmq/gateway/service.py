@@ -17,9 +17,8 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from qmq.errors import InvalidArgument, QmqError
-from qmq.gateway.client_settings import CONSUMERS, check_client_type, settings_for_consumer, settings_for_producer
 from qmq.gateway.clients import TelemetryStream
-from qmq.gateway.config import GatewayConfig
+from qmq.gateway.config import CONSUMERS, GatewayConfig, check_client_type, settings_for_consumer, settings_for_producer
 from qmq.gateway.messages import ORDERED_TYPES, PLAIN_TYPES, group_of_resource, subject_of_topic
 from qmq.gateway.parts import GatewayParts
 from qmq.gateway.status import OK, CallCounters, Refused, status_of_failure

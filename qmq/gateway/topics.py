@@ -6,10 +6,11 @@ its name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from qmq.client.metadata.cache import Placement
 from qmq.client.metadata.service import MetadataClient
@@ -77,3 +78,14 @@ class TopicCatalog:
         topic = Topic(subject, placement.ordering is not None, groups)
         self._known[subject] = self._monotonic_ms() + KEPT_MS, topic
         return topic
+
+
+_Entry = TypeVar("_Entry")
+_Answer = TypeVar("_Answer")
+
+
+async def serve_entries(serve: Callable[[_Entry], Awaitable[_Answer]], entries: Sequence[_Entry]) -> list[_Answer]:
+    """The answers, in the order of the entries. Most calls have one entry, which needs no separate task."""
+    if len(entries) == 1:
+        return [await serve(entries[0])]
+    return await asyncio.gather(*[serve(each) for each in entries])

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from qmq.operations.finding import THRESHOLDS, Finding, FindingKind, Severity, Thresholds, counted, in_words, size_in_words
 from qmq.operations.snapshot import (
     OFFLINE,
     BrokerGroupFacts,
@@ -25,6 +24,7 @@ from qmq.operations.snapshot import (
     StoreMemberFacts,
     SubjectFacts,
 )
+from qmq.operations.text import THRESHOLDS, Finding, FindingKind, Severity, Thresholds, counted, in_words, size_in_words
 
 STATUS: Final = "qmq cluster status"
 _CORRUPTING: Final = ("3.5.0", "3.5.1", "3.5.2")

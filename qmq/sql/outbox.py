@@ -29,6 +29,8 @@ SQLAlchemy's events report, for each engine, when a connection's outermost trans
 Savepoints are not reported, and need not be: the outbox reads in its table which messages were committed. `committing` is called just
 *before* the commit, with a function that says whether the transaction has ended. Each engine keeps one listener for its life, since a
 listener must not be removed while its event is being handled.
+
+In the blocking client (`BlockingOutbox`), the application's thread works on the sync connection, and the client's event loop sends.
 """
 
 from __future__ import annotations
@@ -51,11 +53,10 @@ from qmq import limits
 from qmq.client.interceptors import Chain, Outgoing, outgoing
 from qmq.errors import InvalidArgument
 from qmq.model import MessageId
-from qmq.sql.connection import AlchemyConnection, DatabaseConnection, DriverConnection, Statement, settle
+from qmq.sql.connection import AlchemyConnection, DatabaseConnection, DriverConnection, Statement, finish, settle
 from qmq.sql.dialects import packages
 from qmq.sql.outbox_message import MessageIds, OutboxMessage, holder_text, new_message
-from qmq.sql.outbox_relay import Relay, TransactionMessages
-from qmq.sql.outbox_row_sender import OutboxSender, Sends
+from qmq.sql.outbox_relay import OutboxSender, Relay, Sends, TransactionMessages
 from qmq.sql.outbox_runner import EngineRunner, LentRunner, Runner, check_engine, open_engine
 from qmq.sql.outbox_statements import Operations, OutboxStatements
 from qmq.sql.outbox_tables import TABLE, check_table, migration, statements
@@ -497,3 +498,50 @@ def when(connection: Connection, committing: Callable[[Callable[[], bool]], None
         if commits is None:
             commits = _LISTENING[engine] = _Commits(engine)
     commits.add(connection, _Waiting(committing, rolled_back))
+
+
+class BlockingOutbox:
+    """An outbox for the blocking client, on sync connections, sessions and engines. `Outbox` describes the methods."""
+
+    def __init__(self, box: Outbox, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
+        self._box, self._run = box, run
+        self._sender = _InLoop(box.sender, run)
+        self.send = box.send
+
+    @property
+    def connection(self) -> Any:
+        return self._box.connection
+
+    def __enter__(self) -> BlockingOutbox:
+        finish(self._box.__aenter__())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        finish(self._box.__aexit__(kind, error, trace))
+
+    def committed(self) -> bool:
+        outcome = finish(self._box.outcome(self._sender))
+
+        async def wait() -> bool:
+            return await asyncio.wrap_future(outcome)
+
+        return bool(self._run(wait()))
+
+
+class _InLoop:
+    """Sends in the client's event loop, while the calling thread waits."""
+
+    def __init__(self, sender: Sends, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
+        self._sender, self._run = sender, run
+
+    async def is_ordered(self, subject: str) -> bool:
+        async def ask() -> bool:
+            return await self._sender.is_ordered(subject)
+
+        return bool(self._run(ask()))
+
+    async def send(self, subject: str, messages: Sequence[OutboxMessage]) -> Any:
+        async def say() -> Any:
+            return await self._sender.send(subject, messages)
+
+        return self._run(say())

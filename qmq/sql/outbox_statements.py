@@ -33,12 +33,11 @@ from qmq.sql.connection import (
     places_for,
 )
 from qmq.sql.dialects import check_dialect
-from qmq.sql.outbox_choice import WaitingRow
-from qmq.sql.outbox_lease import LeaseRow
 from qmq.sql.outbox_message import OutboxRow, RowName, error_text, from_row
 from qmq.sql.outbox_runner import EngineRunner, Runner
 from qmq.sql.outbox_sender import is_final
 from qmq.sql.outbox_tables import ASIDE, TABLE, WAITING, check_table, lease_table
+from qmq.sql.outbox_turns import LeaseRow, WaitingRow
 
 MANY: Final = 500
 """The largest number of values in one list: older SQLite accepts 999."""

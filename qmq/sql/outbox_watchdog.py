@@ -1,8 +1,8 @@
 """The watchdog sends committed messages that were not sent because a process died or no broker was reachable. Of several watchdogs one is
 active.
 
-    keeping the lease    look ─ take ─ renew ...                                   (outbox_lease.py decides)
-    working, while held  look what waits ─ choose ─ for each subject: OutboxSender.send_left     (outbox_choice.py decides)
+    keeping the lease    look ─ take ─ renew ...                                   (outbox_turns.py decides)
+    working, while held  look what waits ─ choose ─ for each subject: OutboxSender.send_left     (outbox_turns.py decides)
 
 Rules:
 * Each subject that has work has a task, and the next look leaves it alone until that ends. A subject that fails is skipped for a while.
@@ -26,12 +26,11 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 from qmq import limits
 from qmq.errors import InvalidArgument
 from qmq.sql.debezium_outbox import DebeziumIntake, DebeziumTable
-from qmq.sql.outbox_choice import Patience, WaitingRow, choose
-from qmq.sql.outbox_lease import Held, LeaseRow, Step, after_asking, next_step, wait_s
 from qmq.sql.outbox_message import error_text, holder_text
-from qmq.sql.outbox_row_sender import OutboxSender, Sends, log
+from qmq.sql.outbox_relay import OutboxSender, Sends, log
 from qmq.sql.outbox_runner import EngineRunner
 from qmq.sql.outbox_statements import Operations
+from qmq.sql.outbox_turns import Held, LeaseRow, Patience, Step, WaitingRow, after_asking, choose, next_step, wait_s
 
 LOOK_ROWS: Final = 5_000
 """The largest number of rows that one look reads, without their contents."""

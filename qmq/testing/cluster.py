@@ -18,8 +18,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -35,11 +35,32 @@ from qmq.node import process
 from qmq.process.event_loop import Clock, SystemClock
 from qmq.rpc.network import Network, TokenNetwork
 from qmq.security.tokens import Token, token_source
-from qmq.testing.log_filter import quiet
-from qmq.testing.machine import Machine, Metaserver, ReplicaMachine, Site
-from qmq.testing.mortal_disk import MortalDisk
+from qmq.testing.machine import Machine, Metaserver, MortalDisk, ReplicaMachine, Site
 from qmq.testing.parties import CLIENTS, COORDINATION, Parties
 from qmq.testing.virtual_clock import VirtualClock
+
+SERVERS: Final = ("broker", "coordination", "delay", "meta", "node", "replication", "rpc")
+_LEVEL: Final = logging.ERROR - 1
+"""An unusual level, by which this module recognises its own setting."""
+_users = [0]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Let servers log errors only, unless the test set a level for their loggers. May be entered several times concurrently."""
+    loggers = [logging.getLogger(f"qmq.{each}") for each in SERVERS]
+    _users[0] += 1
+    for logger in loggers:
+        if logger.level == logging.NOTSET:
+            logger.setLevel(_LEVEL)
+    try:
+        yield
+    finally:
+        _users[0] -= 1
+        for logger in loggers:
+            if not _users[0] and logger.level == _LEVEL:
+                logger.setLevel(logging.NOTSET)
+
 
 log = logging.getLogger("qmq.testing")
 

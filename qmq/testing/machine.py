@@ -6,8 +6,9 @@ objects have no effect after that, and are cleaned up. The files stay as they we
 
 from __future__ import annotations
 
+import errno
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -20,6 +21,7 @@ from qmq_replication.ready import Timing
 
 from qmq.broker.config import BrokerConfig
 from qmq.delay.config import DelayConfig
+from qmq.log.disk import Disk
 from qmq.log.log_config import LogConfig
 from qmq.meta.server import MetaConfig, MetaServer
 from qmq.node.broker import broker_node
@@ -29,9 +31,55 @@ from qmq.node.replica.context import ReplicaConfig
 from qmq.node.replica.node import ReplicaNode
 from qmq.process.address import UNIX
 from qmq.process.event_loop import Clock, SystemClock
-from qmq.testing.mortal_disk import MortalDisk
-from qmq.testing.parties import Parties
-from qmq.testing.party_store import PartyStore
+from qmq.testing.parties import Parties, PartyStore
+
+
+class MortalDisk(Disk):
+    """The real disk until `die`. After that every change fails; open files can be read and closed."""
+
+    def __init__(self) -> None:
+        self._is_dead = False
+
+    def die(self) -> None:
+        """Fail all changes from now on, as after the process was killed."""
+        self._is_dead = True
+
+    def _require_alive(self) -> None:
+        if self._is_dead:
+            raise OSError(errno.EIO, "the process was killed (a fault that the test asked for)")
+
+    def open_append(self, path: Path) -> int:
+        self._require_alive()
+        return super().open_append(path)
+
+    def write(self, fd: int, buffers: Sequence[bytes], at: int) -> None:
+        self._require_alive()
+        super().write(fd, buffers, at)
+
+    def truncate(self, fd: int, size: int) -> None:
+        self._require_alive()
+        super().truncate(fd, size)
+
+    def sync(self, fd: int) -> None:
+        self._require_alive()
+        super().sync(fd)
+
+    def sync_folder(self, folder: Path) -> None:
+        self._require_alive()
+        super().sync_folder(folder)
+
+    def delete(self, path: Path) -> None:
+        self._require_alive()
+        super().delete(path)
+
+    def replace(self, path: Path, data: bytes) -> None:
+        self._require_alive()
+        super().replace(path, data)
+
+    def rewrite(self, path: Path, data: bytes) -> None:
+        self._require_alive()
+        super().rewrite(path, data)
+
 
 log = logging.getLogger("qmq.testing")
 

@@ -20,7 +20,7 @@ from qmq_replication import identity as identities
 from support.disks import BadBlocks
 
 from qmq.log.disk import Disk
-from qmq.testing.mortal_disk import MortalDisk
+from qmq.testing.machine import MortalDisk
 from qmq.wire.batch import ENVELOPE_BYTES, parse_envelope
 
 

@@ -37,13 +37,13 @@ from qmq.backup.manifest import decode_items, encode_items
 from qmq.backup.manifest import decode_manifest as decode_backup_manifest
 from qmq.cli.app import app
 from qmq.cli.arguments import parse_delays, parse_duration, parse_when
-from qmq.cli.help_pages import CommandGroup
+from qmq.cli.output import CommandGroup
 from qmq.delay import recurrence, schedule
 from qmq.delay.admin import ListMark
 from qmq.delay.dispatch_log import DispatchMark, decode_records, encode_record
 from qmq.delay.schedule import ScheduleState
 from qmq.errors import QmqError
-from qmq.gateway.client_settings import check_client_type, settings_for_consumer, settings_for_producer
+from qmq.gateway.config import check_client_type, settings_for_consumer, settings_for_producer
 from qmq.gateway.filters import filter_of_request
 from qmq.gateway.messages import group_of_resource, message_from_client, subject_of_topic
 from qmq.gateway.sending import parse_recall_handle

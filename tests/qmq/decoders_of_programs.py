@@ -44,10 +44,10 @@ from pyspark_qmq.lake.typed import pending_of
 from qmq import errors
 from qmq.backup import manifest, prune
 from qmq.cli import arguments, browse, consume, delay, dlq, group, produce
-from qmq.cli.mirroring import mirror_subject
+from qmq.cli.mirroring import cluster_mirror
 from qmq.cli.transfer import parquet_rows, records
 from qmq.cli.transfer.loading import LoadJournal
-from qmq.cli.transfer.transfer_record import record_of
+from qmq.cli.transfer.message_source import record_of
 from qmq.client import payloads, tracing
 from qmq.client.consuming import settlements
 from qmq.columns import offsets as spark_offsets
@@ -150,7 +150,7 @@ MIRROR: Final = {"notes": [NOTE, NOTE], "read_to": [["g1", 0, 5]], "moved": {"g"
 
 def mirrored(path: Path) -> None:
     """What a mirror does with its record."""
-    found = mirror_subject.read_record(path.parent, "s")
+    found = cluster_mirror.read_record(path.parent, "s")
     found.lag({("g1", 0): 9}, {})
     found.encode()
     for each in found.notes:
@@ -173,7 +173,7 @@ LINES: Final = values.json_of(
 
 def written(message: Any) -> None:
     records.record_of_line(records.json_line(record_of(message), {}), 1)
-    mirror_subject.path_of(record_of(message))
+    cluster_mirror.path_of(record_of(message))
 
 
 COMMANDS: Final = (
@@ -271,7 +271,7 @@ COMMANDS: Final = (
         values.json_of(values.changed(MIRROR)),
         in_file(mirrored, "s.record"),
         (),
-        ("qmq.cli.mirroring.mirror_notes.MirrorRecord.decode", "qmq.cli.mirroring.mirror_subject.read_record"),
+        ("qmq.cli.mirroring.mirror_notes.MirrorRecord.decode", "qmq.cli.mirroring.cluster_mirror.read_record"),
         always=values.each_change(MIRROR),
     ),
 )

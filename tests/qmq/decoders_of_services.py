@@ -56,11 +56,11 @@ from qmq.console.oidc import OidcConfig, OidcFlow, OidcTokens
 from qmq.console.pages import delays, subject
 from qmq.console.pages.dead_letters import LetterFilter, ReplayPlan
 from qmq.console.pages.message import MessageQuery, ReadPlace, moment_ms, shown_message
-from qmq.gateway import filters, messages, sending, transactions
-from qmq.gateway.credentials import GatewayCredentials
+from qmq.gateway import filters, messages, sending
+from qmq.gateway.clients import GatewayCredentials
 from qmq.gateway.receipts import ReceiptHandle
 from qmq.gateway.status import Refused
-from qmq.integrations import cloud_event, dramatiq, server_sent_events, taskiq
+from qmq.integrations import cloud_event, dramatiq, starlette, taskiq
 from qmq.integrations.django.task_ids import task_id
 from qmq.integrations.faststream.messages import decode, parse_message
 from qmq.integrations.http import requests, site
@@ -188,8 +188,8 @@ def for_client(message: Any) -> None:
 
 def half(message: DelayedMessage) -> None:
     messages.half_message_for_client(message).SerializeToString()
-    transactions.CheckPlan().is_time(message, 10**15, 5)
-    transactions.outcome_before(message)
+    sending.CheckPlan().is_time(message, 10**15, 5)
+    sending.outcome_before(message)
 
 
 @st.composite
@@ -334,7 +334,7 @@ GATEWAY: Final = (
         values.json_of(st.lists(values.objects(access_key=values.TEXTS, secret_key=values.TEXTS, token=values.TEXTS))),
         in_file(GatewayCredentials.load),
         (errors.InvalidArgument,),
-        ("qmq.gateway.credentials.GatewayCredentials.load",),
+        ("qmq.gateway.clients.GatewayCredentials.load",),
         always=values.each_change([{"access_key": "a", "secret_key": "b", "token": "c"}]),
     ),
 )
@@ -403,7 +403,7 @@ HTTP: Final = (
         | st.lists(st.tuples(values.DIGITS, values.DIGITS), min_size=1, max_size=2).map(
             lambda each: ",".join(f"g1/{a}/{b}" for a, b in each)
         ),
-        lambda text: server_sent_events.position_text(server_sent_events.positions_of(text)),
+        lambda text: starlette.position_text(starlette.positions_of(text)),
         (errors.InvalidArgument,),
         (),
         always=(

@@ -31,8 +31,7 @@ from qmq import OrderedMessage, OrderedProducer
 from qmq.errors import QmqError
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.testing import TestCluster
-from qmq.testing.machine import ReplicaMachine
-from qmq.testing.mortal_disk import MortalDisk
+from qmq.testing.machine import MortalDisk, ReplicaMachine
 from qmq.wire.frame import Frame
 
 

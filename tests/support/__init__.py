@@ -26,7 +26,7 @@ from qmq.node.broker_assembly import StandaloneBroker
 from qmq.node.dev_node import Node, NodeConfig
 from qmq.process.event_loop import Clock
 from qmq.rpc.channel import LOOK_INSIDE
-from qmq.testing.mortal_disk import MortalDisk
+from qmq.testing.machine import MortalDisk
 from qmq.wire.batch import encode, sent_sizes
 from qmq.wire.batch_columns import BatchFlag, Columns, parse_header
 

@@ -35,10 +35,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from qmq.client.client import Client
 from qmq.client.consuming.ordered.message import OrderedMessage
-from qmq.console.app import ConsoleSite
+from qmq.console.app import CLIENT_NAME, ConsoleServer, ConsoleSite
 from qmq.console.config import ConsoleConfig
 from qmq.console.oidc import challenge
-from qmq.console.server import CLIENT_NAME, ConsoleServer
 from qmq.errors import UnknownGroup
 from qmq.model import Order, SubjectConfig
 from qmq.testing import TestCluster

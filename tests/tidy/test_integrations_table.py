@@ -16,7 +16,7 @@ PARTS = {
     "django": ["django", "pending_listeners.py"],
     "dramatiq": ["dramatiq.py", "cluster_link.py"],
     "faststream": ["faststream"],
-    "fastapi": ["fastapi.py", "starlette.py", "server_sent_events.py", "pending_listeners.py"],
+    "fastapi": ["fastapi.py", "starlette.py", "pending_listeners.py"],
 }
 """Each extra's folders and files."""
 

@@ -17,9 +17,8 @@ import qmq
 from qmq.cli.browse import moment
 from qmq.cli.output import SERVER, Json, Server, counting, fail, run, show
 from qmq.cli.transfer.loading import LoadJournal, RecordLoader
-from qmq.cli.transfer.message_source import MessageRange, MessageSource
+from qmq.cli.transfer.message_source import MessageRange, MessageSource, place_of, record_of
 from qmq.cli.transfer.records import FileSource, RecordForm, count_of, describe, finish, writer_of
-from qmq.cli.transfer.transfer_record import place_of, record_of
 from qmq.client.client import Client
 from qmq.client.consuming.settlements import user_state_folder
 from qmq.errors import InvalidArgument, QmqError

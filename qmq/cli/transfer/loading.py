@@ -37,7 +37,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 import qmq
-from qmq.cli.transfer.transfer_record import TransferRecord
+from qmq.cli.transfer.message_source import TransferRecord
 from qmq.client.producing.ordered.producer import OrderedProducer
 from qmq.client.producing.producer import BATCH_BYTES, Producer, new_producer_id
 from qmq.errors import DiskFull, InvalidArgument, UnknownSubject

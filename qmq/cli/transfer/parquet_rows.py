@@ -10,7 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from qmq.cli.transfer.transfer_record import TransferRecord
+from qmq.cli.transfer.message_source import TransferRecord
 from qmq.errors import InvalidArgument
 from qmq.model import MessageId
 

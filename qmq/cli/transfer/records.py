@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol
 
 from qmq import limits
-from qmq.cli.transfer.transfer_record import TransferRecord
+from qmq.cli.transfer.message_source import TransferRecord
 from qmq.errors import InvalidArgument
 from qmq.model import MessageId
 from qmq.operations.text import key_text, parse_key

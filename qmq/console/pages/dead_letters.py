@@ -20,7 +20,7 @@ from starlette.responses import RedirectResponse, Response
 from qmq.console.bodies import BodyView, body_view, masked_fields, masked_headers, masked_text, text_or_hex
 from qmq.console.page import ConsolePage, RefusedRequest, Show, number_of
 from qmq.console.pages.message import moment_ms
-from qmq.console.replay_jobs import ReplayJob
+from qmq.console.sessions import ReplayJob
 from qmq.console.wording import command, exact_time
 from qmq.errors import InvalidArgument, QmqError, UnknownGroup
 from qmq.model import check_name

@@ -4,7 +4,7 @@ from django.apps import AppConfig
 from django.core import checks
 
 from qmq.errors import InvalidArgument
-from qmq.integrations.django.site_settings import SiteSettings
+from qmq.integrations.django.sending import SiteSettings
 
 
 class QmqConfig(AppConfig):

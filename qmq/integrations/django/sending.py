@@ -1,18 +1,43 @@
-"""Sending from Django: through the outbox with a database transaction, or immediately."""
+"""Sending from Django: through the outbox with a database transaction, or immediately; by `settings.QMQ` of the project, which has the
+server and the options of outbox and client.
+"""
 
 from __future__ import annotations
 
 import atexit
 import os
 import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
 import qmq
 import qmq.blocking
 from qmq.blocking import BlockingClient
-from qmq.integrations.django.site_settings import SiteSettings
+from qmq.errors import InvalidArgument
+
+KEYS = {"SERVER", "OUTBOX", "OPTIONS"}
+
+
+@dataclass(frozen=True, slots=True)
+class SiteSettings:
+    """`server` is as in `qmq.connect`, `options` are its other options. With `has_outbox`, `send` commits with the transaction."""
+
+    server: str | None = None
+    has_outbox: bool = True
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls) -> SiteSettings:
+        """The project's settings. Raises InvalidArgument."""
+        given = getattr(settings, "QMQ", {})
+        if not isinstance(given, dict) or set(given) - KEYS:
+            raise InvalidArgument(f"settings.QMQ is a dict with some of {', '.join(sorted(KEYS))}, not {given!r}")
+        return cls(given.get("SERVER"), bool(given.get("OUTBOX", True)), given.get("OPTIONS", {}))
+
 
 _lock = threading.Lock()
 _clients: dict[int, BlockingClient] = {}

@@ -3,32 +3,86 @@
 The row and the message commit in one transaction, by the outbox. A task with `run_after` is a delayed message, which no worker holds. A
 worker records the end of a task before it acknowledges the message: if the worker dies in between, another one gets the message, finds
 the task finished and does not run it again. If the worker dies while a task runs, another one runs the task from its beginning.
+
+Results are rows of the table `qmq_task`, and Django's `TaskResult`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 from functools import partial
+from traceback import format_exception
 from typing import Any, Final
 
 from django.apps import apps
 from django.core import checks
+from django.core.exceptions import SuspiciousOperation
 from django.db import router, transaction
 from django.utils import timezone
 from django.utils.crypto import get_random_string
+from django.utils.module_loading import import_string
 
 from qmq.integrations.django.models import TaskRecord
-from qmq.integrations.django.sending import send
-from qmq.integrations.django.site_settings import SiteSettings
+from qmq.integrations.django.sending import SiteSettings, send
 from qmq.integrations.django.task_api import (
     BaseTaskBackend,
+    Task,
+    TaskError,
+    TaskResult,
     TaskResultDoesNotExist,
     TaskResultStatus,
     normalize_json,
     task_enqueued,
 )
 from qmq.integrations.django.task_ids import ID_CHARS
-from qmq.integrations.django.task_results import result_of, task_of
+
+
+def task_of(record: TaskRecord) -> Any:
+    """The task of a row. Raises ImportError if this process does not have it, SuspiciousOperation if the path names something else."""
+    found = import_string(record.task_path)
+    if not isinstance(found, Task):
+        raise SuspiciousOperation(f"task {record.id}: {record.task_path} is not a task")
+    return found.using(queue_name=record.queue_name, run_after=record.run_after, backend=record.backend)
+
+
+def result_of(record: TaskRecord, task: Any) -> Any:
+    """The row as Django's TaskResult."""
+    result: Any = TaskResult(
+        task=task,
+        id=record.id,
+        status=TaskResultStatus(record.status),
+        enqueued_at=record.enqueued_at,
+        started_at=record.started_at,
+        finished_at=record.finished_at,
+        last_attempted_at=record.last_attempted_at,
+        args=record.args,
+        kwargs=record.kwargs,
+        backend=record.backend,
+        errors=[TaskError(**each) for each in record.errors],
+        worker_ids=list(record.worker_ids),
+    )
+    object.__setattr__(result, "_return_value", record.return_value)
+    return result
+
+
+def set_started(record: TaskRecord, worker: str, now: datetime) -> None:
+    """Record the beginning of an attempt."""
+    record.status = TaskResultStatus.RUNNING.value
+    record.started_at = record.started_at or now
+    record.last_attempted_at = now
+    record.worker_ids = [*record.worker_ids, worker]
+
+
+def set_successful(record: TaskRecord, value: Any, now: datetime) -> None:
+    record.status, record.return_value, record.finished_at = TaskResultStatus.SUCCESSFUL.value, value, now
+
+
+def set_failed(record: TaskRecord, error: BaseException, now: datetime) -> None:
+    kind = type(error)
+    told = {"exception_class_path": f"{kind.__module__}.{kind.__qualname__}", "traceback": "".join(format_exception(error))}
+    record.status, record.errors, record.finished_at = TaskResultStatus.FAILED.value, [*record.errors, told], now
+
 
 OPTIONS: Final = {"subject", "group"}
 

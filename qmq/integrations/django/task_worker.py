@@ -13,8 +13,8 @@ from django.utils import timezone
 import qmq
 from qmq.integrations.django.models import TaskRecord
 from qmq.integrations.django.task_api import TaskContext, normalize_json, task_backends, task_finished, task_started
+from qmq.integrations.django.task_backend import result_of, set_failed, set_started, set_successful, task_of
 from qmq.integrations.django.task_ids import task_id
-from qmq.integrations.django.task_results import result_of, set_failed, set_started, set_successful, task_of
 
 logger = logging.getLogger(__name__)
 

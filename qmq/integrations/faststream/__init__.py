@@ -11,12 +11,9 @@ docs/integrations/faststream.md is the tutorial.
 
 broker            connects, publishes, asks
 registrator       makes subscribers and publishers; router and routes
-subscribers       handle messages, one by one or in batches
-publishers        send to one subject
-descriptions      subscribers and publishers in AsyncAPI, and their subjects with prefixes
-messages          received messages
+endpoints         subscribers and publishers, and their descriptions in AsyncAPI
+messages          received messages, and the answers to requests
 sending           commands, encoding and sending
-request_answers   the answers to requests
 annotations       what handlers ask for by a hint
 testing           the test broker
 fastapi           the router for FastAPI

@@ -22,9 +22,8 @@ from faststream.response.publish_type import PublishType
 from faststream.specification.schema import BrokerSpec
 
 import qmq
-from qmq.integrations.faststream.messages import QmqMessage, Raw
+from qmq.integrations.faststream.messages import QmqMessage, Raw, RequestAnswers
 from qmq.integrations.faststream.registrator import QmqRegistrator, QmqRouter
-from qmq.integrations.faststream.request_answers import RequestAnswers
 from qmq.integrations.faststream.sending import REQUEST_S, QmqBrokerConfig, QmqProducer, QmqPublishCommand
 
 ANSWERS: Final = "faststream.answers"

@@ -14,9 +14,8 @@ from faststream._internal.fastapi.context import Context, ContextRepo, Logger
 from faststream._internal.fastapi.router import StreamRouter
 
 from qmq.integrations.faststream.broker import QmqBroker
+from qmq.integrations.faststream.endpoints import SubjectPublisher, SubjectSubscriber
 from qmq.integrations.faststream.messages import Raw
-from qmq.integrations.faststream.publishers import SubjectPublisher
-from qmq.integrations.faststream.subscribers import SubjectSubscriber
 
 __all__ = ["Context", "ContextRepo", "FastApiQmqRouter", "Logger"]
 

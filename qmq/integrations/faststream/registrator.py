@@ -11,11 +11,20 @@ from faststream._internal.constants import EMPTY
 from faststream._internal.endpoint.subscriber.call_item import CallsCollection
 from faststream.middlewares import AckPolicy
 
-from qmq.integrations.faststream.descriptions import DescribedPublisher, DescribedSubscriber, PublisherDescription, SubscriberDescription
+from qmq.integrations.faststream.endpoints import (
+    BatchPublisher,
+    BatchSubscriber,
+    DescribedPublisher,
+    DescribedSubscriber,
+    PublisherConfig,
+    PublisherDescription,
+    SubjectPublisher,
+    SubjectSubscriber,
+    SubscriberConfig,
+    SubscriberDescription,
+)
 from qmq.integrations.faststream.messages import Raw
-from qmq.integrations.faststream.publishers import BatchPublisher, PublisherConfig, SubjectPublisher
 from qmq.integrations.faststream.sending import QmqBrokerConfig
-from qmq.integrations.faststream.subscribers import BatchSubscriber, SubjectSubscriber, SubscriberConfig
 
 BATCH_MESSAGES: Final = 1_000
 

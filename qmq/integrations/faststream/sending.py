@@ -18,8 +18,7 @@ from faststream.response.response import BatchPublishCommand
 import qmq
 from qmq.client.consuming.message import Message
 from qmq.client.local_messages import LocalMessage
-from qmq.integrations.faststream.messages import CONTENT_TYPE, CORRELATION_ID, REPLY_TO, decode, parse_message
-from qmq.integrations.faststream.request_answers import RequestAnswers
+from qmq.integrations.faststream.messages import CONTENT_TYPE, CORRELATION_ID, REPLY_TO, RequestAnswers, decode, parse_message
 
 REQUEST_S: Final = 0.5
 """How long a request waits for its answer: FastStream's own default."""

@@ -23,11 +23,9 @@ from qmq.client.consuming.message import Message, Messages
 from qmq.client.local_messages import LocalMessage, chosen, local_batch
 from qmq.errors import ClientClosed
 from qmq.integrations.faststream.broker import ANSWERS, QmqBroker
-from qmq.integrations.faststream.messages import MessageBatch, Raw
-from qmq.integrations.faststream.publishers import SubjectPublisher
-from qmq.integrations.faststream.request_answers import RequestAnswers
+from qmq.integrations.faststream.endpoints import SubjectPublisher, SubjectSubscriber
+from qmq.integrations.faststream.messages import MessageBatch, Raw, RequestAnswers
 from qmq.integrations.faststream.sending import QmqProducer, QmqPublishCommand
-from qmq.integrations.faststream.subscribers import SubjectSubscriber
 from qmq.proto.v1.meta_pb2 import LocateResponse
 
 

@@ -24,9 +24,8 @@ from kombu.transport.virtual.base import queue_declare_ok_t  # type: ignore[attr
 
 import qmq
 from qmq.integrations.kombu import envelope
-from qmq.integrations.kombu.arrivals import Arrivals
+from qmq.integrations.kombu.arrivals import UNLIMITED, Arrivals, StreamQueues
 from qmq.integrations.kombu.envelope import name_of
-from qmq.integrations.kombu.stream_queues import UNLIMITED, StreamQueues
 
 if TYPE_CHECKING:
     from qmq.integrations.cluster_link import ClusterLink

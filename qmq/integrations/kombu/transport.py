@@ -14,8 +14,8 @@ import qmq
 from qmq.client.producing.batch import texts
 from qmq.errors import InvalidArgument
 from qmq.integrations.cluster_link import ClusterLink
+from qmq.integrations.kombu.arrivals import StreamQueues
 from qmq.integrations.kombu.channel import Channel
-from qmq.integrations.kombu.stream_queues import StreamQueues
 from qmq.process.address import Address
 
 DEFAULT_PORT: Final = 20880

@@ -14,10 +14,8 @@ import pytest
 from live_cluster import GROUP, KEYS, ORDERED, PLAIN, History, LiveCluster, require_order, rest
 
 import qmq
-from qmq.cli.mirroring.cluster_mirror import ClusterMirror
-from qmq.cli.mirroring.mirror_groups import MirroredGroups, hold_at_parked
+from qmq.cli.mirroring.cluster_mirror import ClusterMirror, MirroredGroups, hold_at_parked, read_record
 from qmq.cli.mirroring.mirror_notes import MirrorNote, MirrorRecord, newest_done, with_note
-from qmq.cli.mirroring.mirror_subject import read_record
 from qmq.errors import DeadlineExceeded, InvalidArgument, NotConnected
 from qmq.limits import KIB
 from qmq.model import Order, SubjectConfig

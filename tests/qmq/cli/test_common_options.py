@@ -18,9 +18,8 @@ from support import NodeProcess, cli_process
 from typer.main import get_command
 
 import qmq.blocking
-from qmq.cli.added_options import is_view
+from qmq.cli.added_options import SHELLS, broker_groups, completer_of, either, groups, is_view, subjects
 from qmq.cli.app import app
-from qmq.cli.completing import SHELLS, broker_groups, completer_of, either, groups, subjects
 
 pytestmark = pytest.mark.sampled
 

@@ -13,9 +13,9 @@ from support import cli_process, node_config, running
 import qmq
 from qmq.broker.timekeeper import SteadyClock, boot_ms, wall_ms
 from qmq.node.metrics.broker import RETENTION_BEHIND
-from qmq.operations.finding import Thresholds
 from qmq.operations.findings import findings
 from qmq.operations.snapshot_reading import read_snapshot
+from qmq.operations.text import Thresholds
 
 LEAP_MS = 30 * 86_400_000
 

@@ -13,7 +13,7 @@ from qmq.cli.app import app
 from qmq.cli.doctor import paragraph
 from qmq.errors import AccessDenied
 from qmq.node.dev_node import Node
-from qmq.operations.finding import Finding, FindingKind, Severity
+from qmq.operations.text import Finding, FindingKind, Severity
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 

@@ -9,7 +9,7 @@ from cli_support import commands
 from typer.main import get_command
 
 from qmq.cli.app import app
-from qmq.cli.help_pages import Section
+from qmq.cli.output import Section
 
 COMMAND: Any = get_command(app)
 WIDTH = 80

@@ -16,8 +16,8 @@ from support import node_config, running
 
 import qmq
 from qmq.cli.transfer.loading import LoadJournal, LoadState, RecordLoader
+from qmq.cli.transfer.message_source import TransferRecord, record_of
 from qmq.cli.transfer.records import LINE_BYTES_MAX, FileSource, RecordForm, bounded_lines, count_of, json_line, record_of_line
-from qmq.cli.transfer.transfer_record import TransferRecord, record_of
 from qmq.errors import InvalidArgument
 from qmq.limits import KEY_BYTES_MAX, LONG_BODY_BYTES_MAX
 from qmq.model import MessageId, Order, SubjectConfig

@@ -10,8 +10,8 @@ from support import needs
 from support.disks import fill, small_disk_at
 
 import qmq
+from qmq.cli.mirroring.cluster_mirror import MirrorSubject, read_record
 from qmq.cli.mirroring.mirror_notes import MirrorNote, MirrorRecord
-from qmq.cli.mirroring.mirror_subject import MirrorSubject, read_record
 from qmq.cli.transfer.loading import LoadJournal, LoadState
 from qmq.errors import DiskFull
 

@@ -8,8 +8,8 @@ import pytest
 
 from qmq.cli.arguments import age
 from qmq.cli.top import HELP, KEYS, TopBy, TopChoice, TopSort, per_second, screen, short
-from qmq.operations.rates import BrokerGroupRate, ClusterRates, GroupRate, SubjectRate
 from qmq.operations.snapshot import BrokerGroupFacts, ClusterSnapshot
+from qmq.operations.snapshot_reading import BrokerGroupRate, ClusterRates, GroupRate, SubjectRate
 
 G1 = BrokerGroupFacts("g1", "read-write", "read-write", "g1-a", 1, ("g1-a",), (), False, ())
 SNAPSHOT = ClusterSnapshot(1_000, 1_000, broker_groups=(G1,))

@@ -12,7 +12,7 @@ from support import eventually
 import qmq
 from qmq.client.consuming.ordered.message import OrderedMessage
 from qmq.errors import InvalidArgument
-from qmq.operations.parked_keys import unparked
+from qmq.operations.letters import unparked
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.testing import TestCluster
 

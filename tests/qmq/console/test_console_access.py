@@ -11,11 +11,10 @@ from urllib.parse import urlencode
 import pytest
 from support.console import COOKIE, KEY, PlainBrowser, clients_of, csrf_of, site_of
 
-from qmq.console import server as console_server
-from qmq.console.app import own_path
+from qmq.console import app as console_app
+from qmq.console.app import ConsoleServer, own_path
 from qmq.console.config import ConsoleConfig, LoginMode, check
 from qmq.console.guard import FORM_BYTES_MAX
-from qmq.console.server import ConsoleServer
 from qmq.console.sessions import IDLE_S, LIFE_S, SESSIONS_EACH_MAX, SESSIONS_MAX, ConsoleCaller, Sessions
 from qmq.errors import InvalidArgument
 from qmq.testing import TestCluster
@@ -319,7 +318,7 @@ def test_a_console_is_not_opened_to_strangers_by_accident() -> None:
 
 
 async def test_one_principal_that_fills_the_places_leaves_room_for_another(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console_server, "REQUESTS_MAX", 4)
+    monkeypatch.setattr(console_app, "REQUESTS_MAX", 4)
     await cluster.client().send("orders", b"x")
     server = ConsoleServer(ConsoleConfig(cluster.address, port=0), clients_of(cluster))
     await server.start()

@@ -12,7 +12,7 @@ from support.console import PlainBrowser, site_of
 from qmq.client.client import Client
 from qmq.console.config import LoginMode
 from qmq.console.pages.dead_letters import EXAMPLES, ages
-from qmq.console.replay_jobs import ReplayJob
+from qmq.console.sessions import ReplayJob
 from qmq.testing import TestCluster
 
 

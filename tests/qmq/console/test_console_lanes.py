@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from support.console import PlainBrowser, parked_subject, site_of
 
-from qmq.console.drawings import lane_ranges, partition_ranges, version_ranges
+from qmq.console.pages.routes import lane_ranges, partition_ranges, version_ranges
 from qmq.testing import TestCluster
 
 

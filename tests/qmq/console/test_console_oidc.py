@@ -18,10 +18,9 @@ from support import eventually, needs, node_config, running
 from support.console import CLIENT_ID, CLIENT_SECRET, COOKIE, LOGIN_COOKIE, IdentityProvider, PlainBrowser, SteppedClock, identity_provider
 
 import qmq
-from qmq.console.app import ConsoleSite
+from qmq.console.app import ConsoleServer, ConsoleSite
 from qmq.console.config import ConsoleConfig, LoginMode, OidcConfig, check
 from qmq.console.oidc import LOGIN_S, OidcFlow, ProviderAddresses, challenge
-from qmq.console.server import ConsoleServer
 from qmq.console.sessions import IDLE_S
 from qmq.errors import InvalidArgument, NotAuthenticated, NotConnected
 from qmq.security.access import AccessConfig, JwtConfig

@@ -7,8 +7,18 @@ import string
 from pathlib import Path
 
 import qmq.console
-from qmq.console.translation import CHARS_MAX, patterns, translated
-from qmq.console.wording import LANGUAGES, Wording, bytes_text, catalog, chosen_language, count_text, exact_time
+from qmq.console.wording import (
+    CHARS_MAX,
+    LANGUAGES,
+    Wording,
+    bytes_text,
+    catalog,
+    chosen_language,
+    count_text,
+    exact_time,
+    patterns,
+    translated,
+)
 from qmq.operations.messages import WHAT
 
 FOLDER = Path(qmq.console.__file__).parent

@@ -26,8 +26,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from system.gateway_processes import CACHE, JAR
 
 import qmq
+from qmq.gateway.clients import GatewayCredentials
 from qmq.gateway.config import GatewayConfig
-from qmq.gateway.credentials import GatewayCredentials
 from qmq.gateway.server import GatewayServer
 from qmq.gateway.status import AnsweredCall
 from qmq.process.event_loop import Clock

@@ -20,11 +20,11 @@ from support import eventually, node_config, running
 import qmq
 from qmq.cli.gateway import GatewayOptions
 from qmq.errors import InvalidArgument
+from qmq.gateway.clients import ClientKeys, GatewayCredentials
 from qmq.gateway.config import GatewayConfig
-from qmq.gateway.credentials import ClientKeys, GatewayCredentials
+from qmq.gateway.sending import TransactionTiming
 from qmq.gateway.server import GatewayServer
 from qmq.gateway.status import Refused
-from qmq.gateway.transactions import TransactionTiming
 from qmq.proto.rocketmq import definition_pb2 as api
 from qmq.proto.rocketmq import service_pb2 as calls
 from qmq.proto.rocketmq.service_pb2_grpc import MessagingServiceStub

@@ -14,7 +14,7 @@ from gateway_stub import CONFIG, GatewayStub, message, signed
 from support import eventually, node_config, running
 
 import qmq
-from qmq.gateway.credentials import ClientKeys, GatewayCredentials
+from qmq.gateway.clients import ClientKeys, GatewayCredentials
 from qmq.gateway.server import GatewayServer
 from qmq.proto.rocketmq import definition_pb2 as api
 from qmq.proto.rocketmq import service_pb2 as calls

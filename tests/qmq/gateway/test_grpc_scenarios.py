@@ -13,7 +13,7 @@ import pytest
 from gateway_stub import GatewayStub, gateway_on, message, receive_request, seconds
 
 from qmq.gateway.config import GatewayConfig
-from qmq.gateway.transactions import TransactionTiming
+from qmq.gateway.sending import TransactionTiming
 from qmq.proto.rocketmq import definition_pb2 as api
 from qmq.proto.rocketmq import service_pb2 as calls
 from qmq.testing import TestCluster, virtual

@@ -34,10 +34,9 @@ from qmq.gateway.messages import (
     subject_of_topic,
 )
 from qmq.gateway.receiving import wait_s
-from qmq.gateway.sending import parse_recall_handle, recall_handle
+from qmq.gateway.sending import CheckPlan, first_check_ms, parse_recall_handle, recall_handle
 from qmq.gateway.service import endpoints_of
 from qmq.gateway.status import Refused, joined_status, status_of_failure
-from qmq.gateway.transactions import CheckPlan, first_check_ms
 from qmq.process.event_loop import time_of
 from qmq.proto.rocketmq import definition_pb2 as api
 

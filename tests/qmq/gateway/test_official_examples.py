@@ -25,8 +25,8 @@ from system.gateway_processes import CACHE, java
 
 import qmq
 from qmq.cli.gateway import GatewayOptions
+from qmq.gateway.clients import ClientKeys, GatewayCredentials
 from qmq.gateway.config import GatewayConfig
-from qmq.gateway.credentials import ClientKeys, GatewayCredentials
 from qmq.security.certificates import create_authority, issue
 from qmq.testing import TestCluster
 

@@ -17,7 +17,7 @@ from system.gateway_processes import CACHE, PROGRAMS, java
 
 from qmq.cli.gateway import GatewayOptions
 from qmq.gateway.config import GatewayConfig
-from qmq.gateway.transactions import TransactionTiming
+from qmq.gateway.sending import TransactionTiming
 from qmq.security.certificates import create_authority, issue
 from qmq.testing import TestCluster
 

@@ -18,7 +18,7 @@ from gateway_stub import GatewayStub, gateway_on
 
 from qmq.cli.gateway import GatewayOptions
 from qmq.gateway.config import GatewayConfig
-from qmq.gateway.transactions import TransactionTiming
+from qmq.gateway.sending import TransactionTiming
 from qmq.security.certificates import create_authority, issue
 from qmq.testing import TestCluster
 

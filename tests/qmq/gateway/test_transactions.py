@@ -18,9 +18,9 @@ from support import eventually
 
 import qmq
 from qmq.client.producing.delayed import DelayedMessage
+from qmq.gateway.clients import ClientKeys, GatewayCredentials
 from qmq.gateway.config import GatewayConfig
-from qmq.gateway.credentials import ClientKeys, GatewayCredentials
-from qmq.gateway.transactions import CheckPlan, TransactionTiming
+from qmq.gateway.sending import CheckPlan, TransactionTiming
 from qmq.model import MessageId
 from qmq.process.event_loop import SystemClock, time_of
 from qmq.proto.rocketmq import definition_pb2 as api

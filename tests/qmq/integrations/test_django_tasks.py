@@ -205,7 +205,7 @@ def test_a_task_that_runs_after_a_time_is_a_delayed_message(tasks: Any, worker: 
 def test_a_finished_task_does_not_run_again_and_a_broken_one_does(tasks: Any, backend: Any) -> None:
     from django.utils import timezone
 
-    from qmq.integrations.django.task_results import set_started
+    from qmq.integrations.django.task_backend import set_started
     from qmq.integrations.django.task_worker import handle
 
     class Message:

@@ -19,8 +19,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine  # noqa: E40
 import qmq  # noqa: E402
 from qmq.errors import ClientClosed, InvalidArgument, QmqError, UnknownSubject  # noqa: E402
 from qmq.integrations.fastapi import outbox  # noqa: E402
-from qmq.integrations.server_sent_events import event, position_text, positions_of  # noqa: E402
-from qmq.integrations.starlette import QmqLifespan  # noqa: E402
+from qmq.integrations.starlette import (  # noqa: E402
+    QmqLifespan,
+    event,
+    position_text,
+    positions_of,
+)
 from qmq.rpc.web_server import WebServer  # noqa: E402
 from qmq.sql.outbox import Outbox, create_tables_async  # noqa: E402
 from qmq.testing import TestCluster  # noqa: E402

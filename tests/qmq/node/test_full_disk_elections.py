@@ -16,8 +16,7 @@ import qmq
 from qmq.errors import Unavailable
 from qmq.log.disk import Disk
 from qmq.testing import TestCluster
-from qmq.testing.machine import ReplicaMachine
-from qmq.testing.mortal_disk import MortalDisk
+from qmq.testing.machine import MortalDisk, ReplicaMachine
 
 
 @asynccontextmanager

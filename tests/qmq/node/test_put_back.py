@@ -27,9 +27,9 @@ from qmq.node.broker import broker_node
 from qmq.node.process import MACHINE, Environment, EtcdOptions, NodeTiming
 from qmq.node.replica.context import ReplicaConfig
 from qmq.node.replica.node import ReplicaNode
-from qmq.operations.finding import Severity
 from qmq.operations.findings import findings
 from qmq.operations.snapshot_reading import read_snapshot
+from qmq.operations.text import Severity
 from qmq.proto.v1 import meta_pb2 as pb
 
 NAMES = ("a", "b", "c")

@@ -25,8 +25,7 @@ from snapshots import (
 from typer.main import get_command
 
 from qmq.cli.app import app
-from qmq.console.translation import translated
-from qmq.operations.finding import Finding, Severity, Thresholds, in_words, size_in_words
+from qmq.console.wording import translated
 from qmq.operations.findings import KINDS, findings, folded, worst
 from qmq.operations.snapshot import (
     ClusterSnapshot,
@@ -39,6 +38,7 @@ from qmq.operations.snapshot import (
     StoreMemberFacts,
     SubjectFacts,
 )
+from qmq.operations.text import Finding, Severity, Thresholds, in_words, size_in_words
 
 NOTICE, WARNING, CRITICAL = Severity.NOTICE, Severity.WARNING, Severity.CRITICAL
 STUCK = RouteChangeFacts("split", 2, "sealed", NOW_MS - 200_000)

@@ -8,9 +8,9 @@ import pytest
 from qmq_replication.identity import FILE
 from support import FullDisk
 
-from qmq.operations.finding import Severity
 from qmq.operations.findings import findings
 from qmq.operations.snapshot_reading import read_snapshot
+from qmq.operations.text import Severity
 from qmq.testing import TestCluster
 from qmq.testing.machine import ReplicaMachine
 

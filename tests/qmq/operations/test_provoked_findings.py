@@ -19,16 +19,16 @@ from qmq.meta.server import MetaConfig, MetaServer
 from qmq.model import Order, SubjectConfig
 from qmq.node.dev_node import Node
 from qmq.node.process import process_status
-from qmq.operations.finding import THRESHOLDS, Finding, Severity, Thresholds
 from qmq.operations.findings import findings
 from qmq.operations.snapshot import ClusterSnapshot
 from qmq.operations.snapshot_reading import read_snapshot
+from qmq.operations.text import THRESHOLDS, Finding, Severity, Thresholds
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.rpc.tls_network import network_of
 from qmq.security.certificates import create_authority, issue
 from qmq.security.tls import Tls
 from qmq.testing import TestCluster
-from qmq.testing.mortal_disk import MortalDisk
+from qmq.testing.machine import MortalDisk
 from qmq.testing.virtual_clock import virtual
 
 SOON = timedelta(seconds=20)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from snapshots import WELL, broker_group, changed, earlier, group, queue
 
-from qmq.operations.rates import ClusterRates, rates
 from qmq.operations.snapshot import ClusterSnapshot, GroupProgress, SubjectFacts
+from qmq.operations.snapshot_reading import ClusterRates, rates
 
 
 def look(stored: int, done: int, *, at_ms: int = 0, subject: str = "flights", **fields: Any) -> ClusterSnapshot:

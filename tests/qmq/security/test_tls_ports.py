@@ -22,8 +22,8 @@ import qmq
 from qmq.client.connection.connection import connect
 from qmq.columns.servers.connection import BlockingConnection
 from qmq.columns.servers.metaservers import Metadata
+from qmq.console.app import ConsoleServer
 from qmq.console.config import ConsoleConfig
-from qmq.console.server import ConsoleServer
 from qmq.errors import CoordinationTlsFailed, NotConnected, TlsFailed
 from qmq.gateway.config import GatewayConfig
 from qmq.gateway.server import GatewayServer, tls_of
@@ -68,7 +68,7 @@ SERVING = {
     ("qmq/gateway/server.py", "serve"): "RocketMQ gateway",
     ("qmq/node/metrics/serving.py", "listen"): "metrics",
     ("qmq/integrations/http/site.py", "WebServer"): "HTTP gateway",
-    ("qmq/console/server.py", "WebServer"): "console",
+    ("qmq/console/app.py", "WebServer"): "console",
 }
 """Where the product serves TLS, and at which of the ports. Who adds a place adds its port to `PORTS`."""
 INSIDE = {
@@ -83,7 +83,7 @@ INSIDE = {
 CONNECTING = {
     ("qmq/client/connection/connection.py", "connect"): "client: data",
     ("replication/qmq_replication/links.py", "connect"): "replica",
-    ("qmq/cli/health.py", "client_context"): "command: health",
+    ("qmq/cli/doctor.py", "client_context"): "command: health",
     ("qmq/columns/servers/connection.py", "client_context"): "Spark: data",
     ("qmq/rpc/channel.py", "channel_credentials"): "client: metaserver, Spark: metaserver, client: control",
     ("coordination/qmq_coordination/etcd/channel.py", "channel_credentials"): "server: etcd",

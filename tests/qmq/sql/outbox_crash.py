@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import create_engine
 
 import qmq
-from qmq.sql.outbox_row_sender import OutboxSender
+from qmq.sql.outbox_relay import OutboxSender
 from qmq.sql.outbox_statements import Operations
 from qmq.sql.outbox_watchdog import Watchdog
 

@@ -14,12 +14,11 @@ from qmq.errors import ClientClosed, DeadlineExceeded, InvalidArgument, InvalidN
 from qmq.model import MessageId
 from qmq.sql.connection import DriverConnection, finish, prepared
 from qmq.sql.dialects import DIALECTS
-from qmq.sql.outbox_choice import PAUSE_S_MAX, Patience, WaitingRow, choose
-from qmq.sql.outbox_lease import Held, LeaseRow, Step, after_asking, next_step, wait_s
 from qmq.sql.outbox_message import error_text, from_row, new_message
 from qmq.sql.outbox_sender import SLICE_BYTES, SLICE_MESSAGES, is_final, slices
 from qmq.sql.outbox_statements import OutboxStatements
 from qmq.sql.outbox_tables import ERROR_CHARS_MAX, TABLE_CHARS_MAX, lease_table, migration, statements
+from qmq.sql.outbox_turns import PAUSE_S_MAX, Held, LeaseRow, Patience, Step, WaitingRow, after_asking, choose, next_step, wait_s
 
 ROWS = st.lists(
     st.tuples(st.sampled_from("ab"), st.one_of(st.none(), st.integers(0, 2)), st.integers(0, 50), st.integers(-1, 1)), max_size=30

@@ -13,7 +13,7 @@ from support.databases import Database
 from qmq.errors import InvalidArgument, QmqError
 from qmq.node.dev_node import Node
 from qmq.sql.outbox_message import OutboxMessage
-from qmq.sql.outbox_row_sender import OutboxSender
+from qmq.sql.outbox_relay import OutboxSender
 from qmq.sql.outbox_runner import EngineRunner
 from qmq.sql.outbox_sender import Fates
 from qmq.sql.outbox_statements import Operations

@@ -13,7 +13,7 @@ import pytest
 import qmq
 from qmq.errors import InvalidArgument
 from qmq.testing import TestCluster
-from qmq.testing.mortal_disk import MortalDisk
+from qmq.testing.machine import MortalDisk
 
 
 class Gates:

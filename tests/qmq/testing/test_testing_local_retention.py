@@ -25,9 +25,9 @@ from qmq.metrics.figures import Figure
 from qmq.node.metrics.broker import READ, READ_FAILURES
 from qmq.node.metrics.broker import STORE_DAMAGED as DAMAGED
 from qmq.node.replica.node import ReplicaNode
-from qmq.operations.finding import Thresholds
 from qmq.operations.findings import OBJECT_DAMAGED, findings
 from qmq.operations.snapshot_reading import read_snapshot
+from qmq.operations.text import Thresholds
 from qmq.testing import TestCluster
 
 
