@@ -8,13 +8,17 @@ Applications see the headers that QMQ itself adds to messages or reads; their ow
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
-from typing import Final, NewType
+from typing import Any, Final, NewType, TypeVar
 
 from qmq import limits
 from qmq.errors import InvalidArgument, InvalidName
+from qmq.text import parse_json
+
+_E = TypeVar("_E", bound=Enum)
 
 Sequence = NewType("Sequence", int)
 
@@ -269,6 +273,70 @@ BATCH_NUMBERS: Final = 1 << 48
 SESSION_BITS: Final = 24
 """On an ordered subject, the upper 24 of a batch number's 48 bits are the session of the stream, the lower ones count within the session.
 """
+
+
+class SchemaFormat(Enum):
+    """The language of a schema."""
+
+    JSON_SCHEMA = "json-schema"
+    AVRO = "avro"
+
+
+class Compatibility(Enum):
+    """What a new version must be able to do."""
+
+    BACKWARD = "backward"
+    """Its readers read bodies of the version before."""
+    FORWARD = "forward"
+    """Readers of the version before read its bodies."""
+    FULL = "full"
+    """Both."""
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredSchema:
+    """One version of a subject's schema, as the coordination store has it."""
+
+    format: SchemaFormat
+    text: str
+    """As it was given."""
+    compatibility: Compatibility = Compatibility.BACKWARD
+    version: int = 0
+    """1 for the first of a subject; 0: not stored yet."""
+    created_ms: int = 0
+
+    def encode(self) -> bytes:
+        return json.dumps({**asdict(self), "format": self.format.value, "compatibility": self.compatibility.value}, sort_keys=True).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> DeclaredSchema:
+        """The inverse. Raises ValueError, KeyError, TypeError."""
+        found: dict[str, Any] = parse_json(data)
+        return cls(
+            SchemaFormat(found["format"]),
+            str(found["text"]),
+            Compatibility(found["compatibility"]),
+            int(found["version"]),
+            int(found["created_ms"]),
+        )
+
+
+def format_of(text: str) -> SchemaFormat:
+    """Raises InvalidArgument."""
+    return _chosen(SchemaFormat, "format of a schema", text)
+
+
+def compatibility_of(text: str) -> Compatibility:
+    """Raises InvalidArgument."""
+    return _chosen(Compatibility, "compatibility", text)
+
+
+def _chosen(kind: type[_E], what: str, text: str) -> _E:
+    try:
+        return kind(text)
+    except ValueError:
+        raise InvalidArgument(f"the {what} is one of {', '.join(each.value for each in kind)}, not {text!r}") from None
 
 
 def session_of(number: int) -> int:

@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from qmq.client.metadata.service import AccessClient, MetadataClient
     from qmq.client.producing.delayed import Delayed, DelayedMessage, DelayStats, When
     from qmq.errors import QmqError
-    from qmq.model import DelayedId, SubjectConfig, SubjectFlush
+    from qmq.model import Compatibility, DeclaredSchema, DelayedId, SchemaFormat, SubjectConfig, SubjectFlush
     from qmq.proto.v1 import access_pb2, control_pb2, delay_pb2, meta_pb2
-    from qmq.schemas.declared_schema import Compatibility, DeclaredSchema, SchemaFormat
 
 
 class BlockingDelayed(BlockingPart):

@@ -16,10 +16,10 @@ from qmq.cli.output import SERVER, CommandGroup, DryRun, Json, Server, ask, fail
 from qmq.cli.roles import names_of
 from qmq.errors import InvalidArgument, Unavailable, UnknownSubject
 from qmq.limits import BODY_BYTES_MAX
-from qmq.model import Fencing, Order, SubjectFlush
+from qmq.model import DeclaredSchema, Fencing, Order, SchemaFormat, SubjectFlush, compatibility_of
 from qmq.operations.text import counted
 from qmq.process.description import shards_of
-from qmq.schemas.declared_schema import DeclaredSchema, SchemaFormat, compatibility_of
+from qmq.schemas.declared_schema import struct_of
 from qmq.text import number
 
 schemas = typer.Typer(no_args_is_help=True, help="The schema of a subject's bodies: set, show, list, delete.")
@@ -116,7 +116,7 @@ def list_schemas(subject: Subject, as_json: Json = False, server: Server = SERVE
 
 
 def _row(schema: DeclaredSchema) -> tuple[Any, ...]:
-    fields = ",".join(each.name for each in schema.struct().fields)
+    fields = ",".join(each.name for each in struct_of(schema).fields)
     return schema.version, schema.format.value, schema.compatibility.value, time_text(schema.created_ms), fields
 
 

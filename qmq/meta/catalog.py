@@ -51,13 +51,22 @@ from qmq.errors import (
     Unavailable,
     UnknownSubject,
 )
-from qmq.model import Order, SubjectConfig, SubjectFlush, check_name, is_dead_letters
+from qmq.model import (
+    Compatibility,
+    DeclaredSchema,
+    Order,
+    SubjectConfig,
+    SubjectFlush,
+    check_name,
+    compatibility_of,
+    format_of,
+    is_dead_letters,
+)
 from qmq.process.description import family_of
 from qmq.process.event_loop import Clock
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.rpc.guard import CALLER
-from qmq.schemas import compatibility
-from qmq.schemas.declared_schema import Compatibility, DeclaredSchema, compatibility_of, format_of
+from qmq.schemas import declared_schema
 from qmq.security.quotas import nearest, require_room_for, require_room_of
 
 GROUPS_PER_SUBJECT: Final = 2
@@ -415,7 +424,7 @@ class SchemaService:
         """
         await self._require(request.subject)
         new = DeclaredSchema(format_of(request.format), request.text)
-        if not new.struct().fields:
+        if not declared_schema.struct_of(new).fields:
             raise InvalidArgument("the schema has no fields")
         while True:
             item = await self._newest(request.subject)
@@ -424,7 +433,7 @@ class SchemaService:
             if old is not None and (old.format, old.text, old.compatibility) == (wanted.format, wanted.text, wanted.compatibility):
                 return _message(old)
             if old is not None:
-                compatibility.require(request.subject, old, wanted)
+                declared_schema.require(request.subject, old, wanted)
             if request.dry_run:
                 return _message(wanted)
             compares = [absent(schema_key(request.subject, wanted.version)), *([] if item is None else [unchanged(item)])]

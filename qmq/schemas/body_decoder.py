@@ -17,7 +17,8 @@ from types import GenericAlias
 from typing import Annotated, Any, Final
 
 from qmq.errors import InvalidArgument
-from qmq.schemas.declared_schema import DeclaredSchema, SchemaFormat
+from qmq.model import DeclaredSchema, SchemaFormat
+from qmq.schemas.declared_schema import struct_of
 from qmq.schemas.field_types import ListOf, MapOf, Scalar, Struct, Type
 from qmq.text import parse_json
 
@@ -34,7 +35,7 @@ def decoder_of(versions: Sequence[DeclaredSchema]) -> Decode:
         import msgspec
     except ImportError:
         raise InvalidArgument("schemas need msgspec: pip install 'qmq[typed]'") from None
-    kind = _struct_type(newest.struct(), "Body")
+    kind = _struct_type(struct_of(newest), "Body")
     if newest.format is SchemaFormat.JSON_SCHEMA:
         decode: Decode = msgspec.json.Decoder(kind).decode
         return decode

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from qmq.client.client import Client
 from qmq.client.interceptors import BaseInterceptor, Headers, Outgoing
 from qmq.errors import SchemaMismatch
+from qmq.model import DeclaredSchema
 from qmq.schemas.body_decoder import decoder_of, reason_of
-from qmq.schemas.declared_schema import DeclaredSchema
 
 
 class SchemaCheck(BaseInterceptor):

@@ -54,15 +54,14 @@ from qmq.columns import offsets as spark_offsets
 from qmq.columns.files import folders, routes
 from qmq.columns.options import OptionValues
 from qmq.log.segment_index import with_checksum
-from qmq.model import DelayedId, MessageId
+from qmq.model import DeclaredSchema, DelayedId, MessageId, SchemaFormat
 from qmq.operations import messages
 from qmq.operations.messages import Followed, Inquiry
 from qmq.operations.text import parse_key
 from qmq.proto.v1 import control_pb2 as control
 from qmq.rpc.channel import failures
-from qmq.schemas import avro_schema, compatibility, declared_schema, json_schema
+from qmq.schemas import avro_schema, declared_schema, json_schema
 from qmq.schemas.body_decoder import decoder_of
-from qmq.schemas.declared_schema import DeclaredSchema, SchemaFormat
 from qmq.security.access import JwtConfig
 from qmq.security.contexts import ContextFile
 from qmq.security.jwt_tokens import JwtVerifier
@@ -456,10 +455,10 @@ def fits(text: str) -> None:
     for kind in SchemaFormat:
         found = DeclaredSchema(kind, text)
         try:
-            found.struct()
+            declared_schema.struct_of(found)
         except errors.InvalidArgument:
             continue
-        compatibility.require("s", found, found)
+        declared_schema.require("s", found, found)
         decoder_of([found])
 
 
@@ -481,7 +480,7 @@ def typed(given: tuple[int, list[bytes]]) -> None:
     """What `qmq lake follow --typed` makes of bodies: values that fit into a column, and reasons."""
     schema = DECLARED[given[0]]
     fitting, reasons = task_runner.decoded(decoder_of([schema]), given[1])
-    typed_columns.column(fitting, schema.struct(), schema.struct())
+    typed_columns.column(fitting, declared_schema.struct_of(schema), declared_schema.struct_of(schema))
     shown(list(reasons.values()))
 
 
@@ -565,9 +564,9 @@ CLIENT: Final = (
                 created_ms=NUMBER,
             )
         ),
-        declared_schema.DeclaredSchema.decode,
+        DeclaredSchema.decode,
         (ValueError, KeyError, TypeError),
-        ("qmq.schemas.declared_schema.DeclaredSchema.decode",),
+        ("qmq.model.DeclaredSchema.decode",),
         always=values.each_change({"format": "avro", "text": "t", "compatibility": "none", "version": 1, "created_ms": 5}),
     ),
     Decoder(

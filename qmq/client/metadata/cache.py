@@ -50,11 +50,10 @@ from qmq_ordering.routes import Route as OrderedRoute
 from qmq.client.connection.connection import TIMING, ClientTiming
 from qmq.client.consuming.ordered.membership import Assigned
 from qmq.errors import ClientClosed, NotConnected, QmqError, Unavailable, UnknownSubject
-from qmq.model import Order
+from qmq.model import DeclaredSchema, Order, compatibility_of, format_of
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.rpc.server_name import ANY_SERVER, ServerName
-from qmq.schemas.declared_schema import DeclaredSchema, compatibility_of, format_of
 
 _DELAYED: Final = "~"
 

@@ -33,7 +33,17 @@ from qmq.errors import (
     TlsFailed,
     Unavailable,
 )
-from qmq.model import GroupSettings, Order, SubjectConfig, SubjectFlush, check_name, dead_letter_subject
+from qmq.model import (
+    Compatibility,
+    DeclaredSchema,
+    GroupSettings,
+    Order,
+    SchemaFormat,
+    SubjectConfig,
+    SubjectFlush,
+    check_name,
+    dead_letter_subject,
+)
 from qmq.proto.v1 import access_pb2 as access
 from qmq.proto.v1 import access_pb2_grpc, control_pb2_grpc, meta_pb2_grpc
 from qmq.proto.v1 import control_pb2 as control
@@ -42,7 +52,6 @@ from qmq.proto.v1 import meta_pb2 as pb
 from qmq.rpc.channel import is_answer, status_of, typed_error
 from qmq.rpc.network import NETWORK, Network
 from qmq.rpc.server_name import ServerName, always
-from qmq.schemas.declared_schema import Compatibility, DeclaredSchema, SchemaFormat
 from qmq.wire.subject_settings import settings_of
 
 CALL_TIMEOUT_S: Final = 5.0

@@ -21,8 +21,9 @@ from pyspark_qmq.lake.typed_columns import column
 from qmq.columns.model import ALL, LogAddress
 from qmq.columns.planning import ReadTask
 from qmq.columns.reading import read_task
+from qmq.model import DeclaredSchema
 from qmq.schemas.body_decoder import Decode, decoder_of, reason_of
-from qmq.schemas.declared_schema import DeclaredSchema
+from qmq.schemas.declared_schema import struct_of
 from qmq.schemas.field_types import Struct
 
 _REASON_CHARS_MAX: Final = 1_000
@@ -39,7 +40,7 @@ class BodyTypes:
 class TypedRows:
     def __init__(self, types: BodyTypes) -> None:
         self._types = types
-        self._declared = types.versions[-1].struct()
+        self._declared = struct_of(types.versions[-1])
         self._version = types.versions[-1].version
         self._decode = decoder_of(types.versions)
         self._schema = typed_schema(types.held)

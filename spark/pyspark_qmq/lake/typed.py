@@ -32,7 +32,8 @@ from pyspark_qmq.lake.table import LakeTable, open_table
 from pyspark_qmq.lake.task_runner import BodyTypes, TaskOutput
 from pyspark_qmq.lake.typed_columns import arrow_type, field_type
 from qmq.errors import IncompatibleSchema, InvalidArgument, LogDamaged, Overloaded
-from qmq.schemas.declared_schema import DeclaredSchema
+from qmq.model import DeclaredSchema
+from qmq.schemas.declared_schema import struct_of
 from qmq.schemas.field_types import WIDER, Field, ListOf, MapOf, Scalar, Struct, Type, spoken
 from qmq.text import parse_json
 
@@ -46,7 +47,7 @@ def evolve(table: LakeTable, versions: tuple[DeclaredSchema, ...]) -> BodyTypes:
         IncompatibleSchema: the column cannot follow; the message says what to do.
         InvalidArgument: a field has a name that a column cannot have.
     """
-    wanted = versions[-1].struct()
+    wanted = struct_of(versions[-1])
     _require_names(wanted, VALUE)
     for tries_left in reversed(range(_EVOLUTION_TRIES)):
         held = held_struct(table)

@@ -26,7 +26,7 @@ from qmq.columns.options import ReadOptions
 from qmq.columns.planning import Limit, Plan, PlannedRange, admit, ranges, tasks
 from qmq.columns.reading import address_of, forget, log_at, look, starts
 from qmq.errors import InvalidArgument, QmqError, Unavailable
-from qmq.schemas.declared_schema import DeclaredSchema
+from qmq.model import DeclaredSchema
 
 log = logging.getLogger(__name__)
 

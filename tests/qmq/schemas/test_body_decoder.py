@@ -11,8 +11,8 @@ import fastavro
 import msgspec
 import pytest
 
+from qmq.model import DeclaredSchema, SchemaFormat
 from qmq.schemas.body_decoder import decoder_of
-from qmq.schemas.declared_schema import DeclaredSchema, SchemaFormat
 
 
 def json_decoder(properties: dict[str, Any], *required: str) -> Any:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from qmq.errors import IncompatibleSchema
-from qmq.schemas.compatibility import require
-from qmq.schemas.declared_schema import Compatibility, DeclaredSchema, SchemaFormat
+from qmq.schemas.declared_schema import Compatibility, DeclaredSchema, SchemaFormat, require
 
 STRING = {"type": "string"}
 NULLABLE = {"type": ["string", "null"]}
