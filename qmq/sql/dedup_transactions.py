@@ -17,7 +17,7 @@ import sqlite3
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager, suppress
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
@@ -31,56 +31,6 @@ T = TypeVar("T")
 Work = Callable[[Executor], T]
 
 NOT_YOURS: Final = "is for the listener to do: it commits when the handler returns, and rolls back when it raises"
-
-
-class Transaction(Protocol):
-    """A transaction for a thread."""
-
-    dialect: str
-    handed: Any
-
-    def run(self, work: Work[T]) -> T:
-        """Run statements in the transaction."""
-        ...
-
-    def guard(self, is_handed: bool) -> None:
-        """The handler gets the connection or returns it: whether `commit` is refused."""
-        ...
-
-    def commit(self) -> None:
-        """Commit. Later statements belong to another transaction."""
-        ...
-
-    def rollback(self) -> None:
-        """Roll back. Later statements belong to another transaction."""
-        ...
-
-
-class AsyncTransaction(Protocol):
-    """A transaction for an event loop."""
-
-    dialect: str
-    handed: Any
-
-    async def run(self, work: Work[T]) -> T:
-        """Run statements in the transaction."""
-        ...
-
-    def guard(self, is_handed: bool) -> None:
-        """The handler gets the connection or returns it: whether `commit` is refused."""
-        ...
-
-    async def commit(self) -> None:
-        """Commit. Later statements belong to another transaction."""
-        ...
-
-    async def rollback(self) -> None:
-        """Roll back. Later statements belong to another transaction."""
-        ...
-
-
-Opener = Callable[[], AbstractContextManager[Transaction]]
-AsyncOpener = Callable[[], AbstractAsyncContextManager[AsyncTransaction]]
 
 
 class HandedConnection:
@@ -133,18 +83,20 @@ class _Guard:
             raise InvalidArgument(f"commit {NOT_YOURS}")
 
 
-class _AlchemyTransaction:
-    """A transaction on a Connection or a Session (`handed`)."""
+class AlchemyTransaction:
+    """A transaction for a thread, on a Connection or a Session (`handed`). After its end, statements belong to another one."""
 
     def __init__(self, handed: Connection | Session) -> None:
-        self.handed = handed
-        self.dialect = _connection_of(handed).dialect.name
+        self.handed: Any = handed
+        self.dialect: str = _connection_of(handed).dialect.name
         self._guard = _Guard(handed)
 
     def run(self, work: Work[T]) -> T:
+        """Run statements in the transaction."""
         return _run(self.handed, work)
 
     def guard(self, is_handed: bool) -> None:
+        """The handler gets the connection or returns it: whether `commit` is refused."""
         if is_handed:
             self._guard.hand()
         else:
@@ -157,16 +109,17 @@ class _AlchemyTransaction:
         self.handed.rollback()
 
 
-class _AsyncAlchemyTransaction:
-    """A transaction on an AsyncConnection or an AsyncSession (`handed`)."""
+class AsyncTransaction:
+    """A transaction for an event loop, on an AsyncConnection or an AsyncSession (`handed`)."""
 
-    def __init__(self, handed: AsyncConnection | AsyncSession, inner: _AlchemyTransaction) -> None:
-        self.handed = handed
+    def __init__(self, handed: AsyncConnection | AsyncSession, inner: AlchemyTransaction) -> None:
+        self.handed: Any = handed
         self.dialect = inner.dialect
         self.guard = inner.guard
 
     async def run(self, work: Work[T]) -> T:
-        return await self.handed.run_sync(lambda handed: _run(handed, work))
+        found: T = await self.handed.run_sync(lambda handed: _run(handed, work))
+        return found
 
     async def commit(self) -> None:
         await self.handed.commit()
@@ -193,7 +146,7 @@ def opener(connect: Callable[[], AbstractContextManager[Connection | Session]]) 
     @contextmanager
     def opened() -> Iterator[Transaction]:
         with connect() as handed:
-            yield _AlchemyTransaction(handed)
+            yield AlchemyTransaction(handed)
 
     return opened
 
@@ -204,15 +157,17 @@ def async_opener(connect: Callable[[], AbstractAsyncContextManager[AsyncConnecti
     @asynccontextmanager
     async def opened() -> AsyncIterator[AsyncTransaction]:
         async with connect() as handed:
-            yield _AsyncAlchemyTransaction(handed, await handed.run_sync(_AlchemyTransaction))
+            yield AsyncTransaction(handed, await handed.run_sync(AlchemyTransaction))
 
     return opened
 
 
-class _DriverTransaction:
+class DriverTransaction:
+    """A transaction of a DB-API driver, for a thread."""
+
     def __init__(self, connection: Any, driver: PlainDriver) -> None:
-        self.dialect = driver.dialect
-        self.handed = HandedConnection(connection)
+        self.dialect: str = driver.dialect
+        self.handed: Any = HandedConnection(connection)
         self._connection = connection
         self._executor = Executor(DriverConnection(connection, driver))
 
@@ -227,6 +182,11 @@ class _DriverTransaction:
 
     def rollback(self) -> None:
         self._connection.rollback()
+
+
+Transaction = AlchemyTransaction | DriverTransaction
+Opener = Callable[[], AbstractContextManager[Transaction]]
+AsyncOpener = Callable[[], AbstractAsyncContextManager[AsyncTransaction]]
 
 
 class DriverOpener:
@@ -245,7 +205,7 @@ class DriverOpener:
     def __call__(self) -> Iterator[Transaction]:
         connection = self._connect()
         try:
-            yield _DriverTransaction(connection, self._driver(connection))
+            yield DriverTransaction(connection, self._driver(connection))
         finally:
             with suppress(Exception):  # a broken connection has nothing to roll back, and the exception under way says more
                 connection.rollback()

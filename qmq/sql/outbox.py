@@ -56,8 +56,9 @@ from qmq.model import MessageId
 from qmq.sql.connection import AlchemyConnection, DatabaseConnection, DriverConnection, Statement, finish, settle
 from qmq.sql.dialects import packages
 from qmq.sql.outbox_message import MessageIds, OutboxMessage, holder_text, new_message
-from qmq.sql.outbox_relay import OutboxSender, Relay, Sends, TransactionMessages
+from qmq.sql.outbox_relay import OutboxSender, Relay, TransactionMessages
 from qmq.sql.outbox_runner import EngineRunner, LentRunner, Runner, check_engine, open_engine
+from qmq.sql.outbox_sender import Fates, Sender
 from qmq.sql.outbox_statements import Operations, OutboxStatements
 from qmq.sql.outbox_tables import TABLE, check_table, migration, statements
 
@@ -236,7 +237,7 @@ _R = TypeVar("_R")
 class Outboxes:
     """All outboxes of one client: makes ids, and has a relay for each database. Create it in the client's event loop."""
 
-    def __init__(self, sender: Sends, producer_id: int, chain: Chain, now_ns: Callable[[], int]) -> None:
+    def __init__(self, sender: Sender, producer_id: int, chain: Chain, now_ns: Callable[[], int]) -> None:
         self.new_id = MessageIds(producer_id)
         self.sender = sender
         self.holder = holder_text(f"{socket.gethostname()}:{os.getpid()}")
@@ -280,7 +281,7 @@ class Outbox:
         return self._target.connection
 
     @property
-    def sender(self) -> Sends:
+    def sender(self) -> Sender:
         """The client's sender, which works in its event loop."""
         return self._owner.sender
 
@@ -381,7 +382,7 @@ class Outbox:
         """
         return await asyncio.wrap_future(await self.outcome(self.sender))
 
-    async def outcome(self, sender: Sends) -> Future[bool]:
+    async def outcome(self, sender: Sender) -> Future[bool]:
         """The result for `committed`. With a plain connection it is decided here, and `sender` sends; otherwise the relay decides it."""
         if not self._is_inserted:
             return _decided(self._state == "closed" and not self._messages)
@@ -528,10 +529,10 @@ class BlockingOutbox:
         return bool(self._run(wait()))
 
 
-class _InLoop:
+class _InLoop(Sender):
     """Sends in the client's event loop, while the calling thread waits."""
 
-    def __init__(self, sender: Sends, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
+    def __init__(self, sender: Sender, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
         self._sender, self._run = sender, run
 
     async def is_ordered(self, subject: str) -> bool:
@@ -540,8 +541,9 @@ class _InLoop:
 
         return bool(self._run(ask()))
 
-    async def send(self, subject: str, messages: Sequence[OutboxMessage]) -> Any:
-        async def say() -> Any:
+    async def send(self, subject: str, messages: Sequence[OutboxMessage]) -> Fates:
+        async def say() -> Fates:
             return await self._sender.send(subject, messages)
 
-        return self._run(say())
+        fates: Fates = self._run(say())
+        return fates

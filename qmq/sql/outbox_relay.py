@@ -31,31 +31,19 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from qmq import limits
 from qmq.errors import ClientClosed, QmqError
 from qmq.sql.outbox_message import OutboxMessage, RowName, error_text
-from qmq.sql.outbox_sender import Fates
+from qmq.sql.outbox_sender import Sender
 from qmq.sql.outbox_statements import Operations
 
 log: Final = logging.getLogger("qmq.outbox")
-
-
-class Sends(Protocol):
-    """The interface of `outbox_sender.Sender`."""
-
-    def is_ordered(self, subject: str) -> Awaitable[bool]:
-        """Whether the subject keeps the order of its keys."""
-        ...
-
-    def send(self, subject: str, messages: Sequence[OutboxMessage]) -> Awaitable[Fates]:
-        """Send messages, in order."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +67,7 @@ class LeftOver(NamedTuple):
 class OutboxSender:
     """Sends the rows of an outbox. `grace_ms` is how long committed rows are claimed at a time; the watchdog claims none."""
 
-    def __init__(self, table: Operations, sender: Sends, grace_ms: int = 0) -> None:
+    def __init__(self, table: Operations, sender: Sender, grace_ms: int = 0) -> None:
         self.table = table
         self._sender, self._grace_ms = sender, grace_ms
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import create_engine, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
@@ -24,14 +24,6 @@ END_S: Final = 5.0
 Work = Callable[[DatabaseConnection], Coroutine[Any, Any, _R]]
 
 
-class Runner(Protocol):
-    dialect: str
-
-    async def run(self, work: Work[_R]) -> _R:
-        """Run the work in a transaction. Raises what the driver raises; then nothing was changed, or the outcome is unknown."""
-        ...
-
-
 class EngineRunner:
     """Runs work through an `Engine`, in another thread because it blocks, or through an `AsyncEngine`."""
 
@@ -42,8 +34,9 @@ class EngineRunner:
         self.dialect: str = engine.dialect.name
 
     async def run(self, work: Work[_R]) -> _R:
-        """See `Runner`. A caller that is cancelled waits for the end of the work: the work is short, and a driver must not lose its
-        connection half-way.
+        """Run the work in a transaction. Raises what the driver raises; then nothing was changed, or the outcome is unknown.
+
+        A caller that is cancelled waits for the end of the work: the work is short, and a driver must not lose its connection half-way.
         """
         async with self._room:
             task = asyncio.ensure_future(self._begin(work) if self._is_async else asyncio.to_thread(self.run_here, work))
@@ -71,7 +64,7 @@ class LentRunner:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._database = DriverConnection(connection)
-        self.dialect = self._database.dialect
+        self.dialect: str = self._database.dialect
 
     async def run(self, work: Work[_R]) -> _R:
         try:
@@ -81,6 +74,9 @@ class LentRunner:
             raise
         await settle(self._connection.commit())
         return found
+
+
+Runner = EngineRunner | LentRunner
 
 
 def check_engine(engine: Any) -> Any:

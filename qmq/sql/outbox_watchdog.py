@@ -27,8 +27,9 @@ from qmq import limits
 from qmq.errors import InvalidArgument
 from qmq.sql.debezium_outbox import DebeziumIntake, DebeziumTable
 from qmq.sql.outbox_message import error_text, holder_text
-from qmq.sql.outbox_relay import OutboxSender, Sends, log
+from qmq.sql.outbox_relay import OutboxSender, log
 from qmq.sql.outbox_runner import EngineRunner
+from qmq.sql.outbox_sender import Sender
 from qmq.sql.outbox_statements import Operations
 from qmq.sql.outbox_turns import Held, LeaseRow, Patience, Step, WaitingRow, after_asking, choose, next_step, wait_s
 
@@ -210,7 +211,7 @@ class Watchdogs:
         self,
         engines: Sequence[Any],
         tables: Sequence[str],
-        sender: Sends,
+        sender: Sender,
         holder: str,
         lease: timedelta,
         look_s: float,

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from qmq_coordination.broker_groups import DelaySettings
 from qmq_coordination.embedded import EmbeddedStore
@@ -115,29 +115,6 @@ class Site:
         return self.folder / "data" / name
 
 
-class Machine(Protocol):
-    """A machine that can be started and killed."""
-
-    name: str
-
-    @property
-    def is_running(self) -> bool:
-        """True if the machine was started and has not been killed since."""
-        ...
-
-    async def start(self) -> None:
-        """Start the machine on its files."""
-        ...
-
-    def shut(self) -> None:
-        """Cut the machine off: from now on it has no effect outside."""
-        ...
-
-    async def kill(self) -> None:
-        """Shut the machine, and clean up."""
-        ...
-
-
 class ReplicaMachine:
     """A machine with a replica of a broker group, or, with `settings`, of a delay group."""
 
@@ -162,9 +139,11 @@ class ReplicaMachine:
 
     @property
     def is_running(self) -> bool:
+        """True if the machine was started and has not been killed since."""
         return self._shut is not None
 
     def shut(self) -> None:
+        """Cut the machine off: from now on it has no effect outside."""
         if self._shut is not None:
             self._shut()
 
@@ -179,6 +158,7 @@ class ReplicaMachine:
         return self.node.driver.core.state.promised if self.node is not None else 0
 
     async def start(self) -> None:
+        """Start the machine on its files."""
         disk, network = self.site.make_disk(self.name), self.site.parties.network(self.name)
 
         def shut() -> None:
@@ -211,6 +191,7 @@ class ReplicaMachine:
         return delay_node(config, store, environment=environment)
 
     async def kill(self) -> None:
+        """Shut the machine, and clean up."""
         node, self.node = self.node, None
         self.shut()
         if node is not None:
@@ -229,9 +210,11 @@ class Metaserver:
 
     @property
     def is_running(self) -> bool:
+        """True if the machine was started and has not been killed since."""
         return self._shut is not None
 
     def shut(self) -> None:
+        """Cut the machine off: from now on it has no effect outside."""
         shut, self._shut = self._shut, None
         if shut is not None:
             shut()
@@ -250,6 +233,7 @@ class Metaserver:
         await self._server.start()
 
     async def kill(self) -> None:
+        """Shut the machine, and clean up."""
         self.shut()
         if self._server is not None:
             await self._server.stop()
@@ -257,3 +241,6 @@ class Metaserver:
         if self.view is not None:
             await self.view.stop()
             self.view = None
+
+
+Machine = ReplicaMachine | Metaserver

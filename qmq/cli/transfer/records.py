@@ -22,7 +22,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from qmq import limits
 from qmq.cli.transfer.message_source import TransferRecord
@@ -32,7 +32,7 @@ from qmq.operations.text import key_text, parse_key
 from qmq.text import INT64_MAX, parse_json
 
 if TYPE_CHECKING:
-    pass
+    from qmq.cli.transfer.parquet_rows import ParquetWriter
 
 
 SHOWN_CHARS: Final = 80
@@ -121,18 +121,6 @@ class RecordForm(Enum):
         return form
 
 
-class RecordWriter(Protocol):
-    """Writes records in order."""
-
-    def write(self, record: TransferRecord, place: Mapping[str, Any]) -> None:
-        """Write a record, with the position where it was stored."""
-        ...
-
-    def close(self) -> None:
-        """Finish the file."""
-        ...
-
-
 class LineWriter:
     """Writes lines of JSON."""
 
@@ -140,6 +128,7 @@ class LineWriter:
         self._file, self._as_base64 = file, as_base64
 
     def write(self, record: TransferRecord, place: Mapping[str, Any]) -> None:
+        """Write a record, with the position where it was stored."""
         self._file.write(json_line(record, place, as_base64=self._as_base64))
 
     def close(self) -> None:
@@ -148,7 +137,7 @@ class LineWriter:
             self._file.close()
 
 
-def writer_of(form: RecordForm, path: Path | None, *, as_base64: bool) -> RecordWriter:
+def writer_of(form: RecordForm, path: Path | None, *, as_base64: bool) -> LineWriter | ParquetWriter:
     """A writer of the partial file, or of standard output. Raises InvalidArgument."""
     if path is None:
         return LineWriter(sys.stdout.buffer, as_base64=as_base64)
