@@ -41,5 +41,5 @@ LABEL org.opencontainers.image.title="qmq" \
 # metaserver; broker: clients, then control; delay server: the same; metrics and health, where --metrics-port asks for them
 EXPOSE 20880 20881 20882 20883 20884 20890
 # A node alone needs QMQ_ADVERTISE, and says so: the name by which clients reach it.
-CMD ["qmq", "dev", "--host", "0.0.0.0", "--insecure", "--data", "/data", "--console", "off", \
-     "--delay-data-port", "20883", "--delay-control-port", "20884"]
+ENV QMQ_DELAY_DATA_PORT=20883 QMQ_DELAY_CONTROL_PORT=20884
+CMD ["qmq", "dev", "--host", "0.0.0.0", "--insecure", "--data", "/data", "--console", "off"]

@@ -78,7 +78,7 @@ def _compiled(folder: Path) -> Path:
 def _measured(count: int, mode: str, given: Any) -> str:
     words = ["--flush", "sync" if mode == "sync" else "async"]
     if given.flush_interval_ms is not None:
-        words += ["--flush-interval-ms", str(given.flush_interval_ms)]
+        os.environ["QMQ_FLUSH_INTERVAL_MS"] = str(given.flush_interval_ms)
     group = ReplicaSet(count, *words)
     try:
         return asyncio.run(_measure(group.address, "flushed" if mode == "flushed" else "quorum", given.seconds, given.rounds))

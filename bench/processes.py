@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,12 +120,14 @@ class ReplicaSet:
     pauses, ready when made.
     """
 
-    def __init__(self, count: int, *options: str, groups: int = 1) -> None:
+    def __init__(self, count: int, *options: str, groups: int = 1, variables: Mapping[str, str] | None = None) -> None:
+        """`options` are those of the brokers; `variables` are added to the environment of all servers."""
         # Not above: everyday.py runs this module with older checkouts, too, which have it elsewhere.
         from qmq_coordination.etcd.process import EtcdProcess, free_ports
 
         self.folder = Path(tempfile.mkdtemp(prefix="qmq-bench-"))
         self._options = options
+        self._environment = {**os.environ, **(variables or {})}
         self.groups = {group: [f"{group}{number}" for number in range(count)] for group in "ghijkl"[:groups]}
         self.names = [name for names in self.groups.values() for name in names]
         count = len(self.names)
@@ -149,7 +151,8 @@ class ReplicaSet:
 
     def _run(self, *words: str) -> subprocess.Popen[str]:
         endpoint = self.etcd.endpoint.removeprefix("http://")
-        process = subprocess.Popen([sys.executable, "-m", "qmq.cli", *words, "--etcd", endpoint], stdout=subprocess.PIPE, text=True)
+        command = [sys.executable, "-m", "qmq.cli", *words, "--etcd", endpoint]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=self._environment)
         assert process.stdout is not None
         if "is ready" not in process.stdout.readline():
             raise SystemExit(f"{words[0]} did not start")

@@ -40,7 +40,7 @@ from qmq.cli.delay import DelayOptions
 from qmq.cli.dev import DevOptions
 from qmq.cli.gateway import GatewayOptions
 from qmq.cli.meta import MetaOptions
-from qmq.cli.roles import parameters_of
+from qmq.cli.roles import parameters_of, variables_of
 from qmq.client.dead_letters import DeadLetters
 from qmq.client.producing.delayed import Delayed
 from qmq.delay.config import DelayConfig
@@ -196,18 +196,19 @@ def configuration_page() -> str:
 
 
 def variables() -> list[str]:
-    """The variables of the environment that the roles' options are set by."""
+    """The variables of the environment that set options of the roles, and those that set what is no option."""
     found: dict[str, tuple[str, list[str]]] = {}
     for command, options in ROLES.items():
         for each in parameters_of(options):
             option = each.annotation.__metadata__[0]
             if option.envvar:
                 name = next(iter(option.param_decls or ()), f"--{each.name.replace('_', '-')}")
-                found.setdefault(option.envvar, (name, []))[1].append(command)
-    rows = [
-        (f"`{variable}`", f"`{name}`", ", ".join(f"`{each}`" for each in commands)) for variable, (name, commands) in sorted(found.items())
-    ]
-    return ["## Variables", "", "Of the environment. An option that is given counts more.", "", *table(("variable", "option", "of"), rows)]
+                found.setdefault(option.envvar, (f"`{name}`", []))[1].append(command)
+        for more in variables_of(options).values():
+            found.setdefault(more.name, (more.help, []))[1].append(command)
+    rows = [(f"`{variable}`", name, ", ".join(f"`{each}`" for each in commands)) for variable, (name, commands) in sorted(found.items())]
+    about = "Of the environment. An option that is given counts more. What has no option is set by its variable alone."
+    return ["## Variables", "", about, "", *table(("variable", "option, or what it sets", "of"), rows)]
 
 
 # --- Python ------------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ import qmq
 from qmq.cli.arguments import CliTiming, port_of, timing_of
 from qmq.cli.cluster import GroupName as Group
 from qmq.cli.output import SERVER, DryRun, Json, Server, errors, fail, progress_of, run, show
-from qmq.cli.roles import ReplicaOptions, RetryFlags, serve_replica, set_up_logging, taking
+from qmq.cli.roles import ReplicaOptions, RetryFlags, Variable, serve_replica, set_up_logging, taking
 from qmq.errors import InvalidArgument, QmqError, RouteConflict
 from qmq.process.description import shard_name, shards_of
 
@@ -315,9 +315,10 @@ def process_command(verb: str, options: Any, shown: Sequence[str], environment: 
 
 
 def _variables(options: type) -> dict[str, str]:
-    """The variable of each option."""
+    """The variable of each field that has one."""
     hints = get_type_hints(options, include_extras=True)
-    found: dict[str, Any] = {each.name: hints[each.name].__metadata__[0].envvar for each in fields(options)}
+    kinds: dict[str, Any] = {each.name: hints[each.name].__metadata__[0] for each in fields(options)}
+    found = {name: kind.name if isinstance(kind, Variable) else kind.envvar for name, kind in kinds.items()}
     return {name: variable for name, variable in found.items() if variable is not None}
 
 
@@ -344,21 +345,20 @@ class BrokerOptions(RetryFlags, ShardedOptions):
     ] = ""
     local_retention_hours: Annotated[
         float | None,
-        typer.Option(
-            envvar="QMQ_LOCAL_RETENTION_HOURS",
-            help="How long segments stay on the disk that are in the object store; without it as long as their messages are kept.",
+        Variable(
+            "QMQ_LOCAL_RETENTION_HOURS",
+            "How long segments stay on the disk that are in the object store; without it as long as their messages are kept.",
         ),
     ] = None
     local_retention_mib: Annotated[
         int | None,
-        typer.Option(
-            envvar="QMQ_LOCAL_RETENTION_MIB",
-            help="Keep old segments in the object store only when the message log on the disk exceeds this size.",
+        Variable(
+            "QMQ_LOCAL_RETENTION_MIB", "Keep old segments in the object store only when the message log on the disk exceeds this size."
         ),
     ] = None
-    object_store_cache_mib: Annotated[
-        int, typer.Option(envvar="QMQ_OBJECT_STORE_CACHE_MIB", help="Disk space for what is read from the object store.")
-    ] = 1024
+    object_store_cache_mib: Annotated[int, Variable("QMQ_OBJECT_STORE_CACHE_MIB", "Disk space for what is read from the object store.")] = (
+        1024
+    )
 
     def config(self) -> ReplicaConfig:
         """The broker's configuration. Raises InvalidArgument, InvalidName, typer.BadParameter."""

@@ -158,6 +158,8 @@ def variables_of(command: Any, name: str = "qmq") -> dict[str, set[str]]:
         given = parameter.envvar or ()
         for variable in (given,) if isinstance(given, str) else given:
             found.setdefault(variable, set()).add(name)
+    for variable in getattr(command.callback, "more_variables", ()):
+        found.setdefault(variable, set()).add(name)
     for word, below in getattr(command, "commands", {}).items():
         for variable, names in variables_of(below, f"{name} {word}").items():
             found.setdefault(variable, set()).update(names)

@@ -29,7 +29,7 @@ from qmq.cli.arguments import parse_duration, parse_when, port_option, shifted
 from qmq.cli.broker import confirm_clock, hand_over
 from qmq.cli.names import require_subject
 from qmq.cli.output import SERVER, DryRun, Json, LineTable, Server, ask, console, errors, run, show, tell_silent
-from qmq.cli.roles import ReplicaOptions, serve_replica, taking
+from qmq.cli.roles import ReplicaOptions, Variable, serve_replica, taking
 from qmq.cli.route import emit
 from qmq.client.metadata.cache import Partial
 from qmq.client.producing.delayed import due_at_ms as due_ms
@@ -345,19 +345,11 @@ class DelayOptions(ReplicaOptions):
     group: Annotated[str, typer.Option(envvar="QMQ_GROUP", help="The delay group of this replica.")] = ""
     data_port: Annotated[int, port_option("The data port", "QMQ_DATA_PORT")] = 20883
     control_port: Annotated[int, port_option("The control port", "QMQ_CONTROL_PORT")] = 20884
-    bucket: Annotated[
-        str, typer.Option(envvar="QMQ_BUCKET", help="The time span of one schedule file, 5m to 24h; fixed when the group is created.")
-    ] = "1h"
-    longest: Annotated[
-        str, typer.Option("--max", envvar="QMQ_DELAY_MAX", help="The longest delay that is accepted; fixed when the group is created.")
-    ] = "732d"
-    tick_ms: Annotated[int, typer.Option(envvar="QMQ_TICK_MS", help="Due messages are delivered at multiples of this interval.")] = 500
-    load_ahead: Annotated[
-        str, typer.Option(envvar="QMQ_LOAD_AHEAD", help="Keep messages due within this time in memory, if there is room.")
-    ] = "10m"
-    wheel_messages: Annotated[int, typer.Option(envvar="QMQ_WHEEL_MESSAGES", help="How many messages may be in memory, 8 bytes each.")] = (
-        16_000_000
-    )
+    bucket: Annotated[str, Variable("QMQ_BUCKET", "The time span of one schedule file, 5m to 24h; fixed when the group is created.")] = "1h"
+    longest: Annotated[str, Variable("QMQ_DELAY_MAX", "The longest delay that is accepted; fixed when the group is created.")] = "732d"
+    tick_ms: Annotated[int, Variable("QMQ_TICK_MS", "Due messages are delivered at multiples of this interval.")] = 500
+    load_ahead: Annotated[str, Variable("QMQ_LOAD_AHEAD", "Keep messages due within this time in memory, if there is room.")] = "10m"
+    wheel_messages: Annotated[int, Variable("QMQ_WHEEL_MESSAGES", "How many messages may be in memory, 8 bytes each.")] = 16_000_000
     retention_hours: Annotated[
         float, typer.Option(envvar="QMQ_RETENTION_HOURS", help="How long the message log is kept; the schedule is kept longer.")
     ] = 24.0

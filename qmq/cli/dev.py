@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from qmq.cli.arguments import port_option
 from qmq.cli.output import errors, fail, run
-from qmq.cli.roles import GuardFlags, ProcessFlags, RetryFlags, StorageFlags, set_up_logging, taking
+from qmq.cli.roles import GuardFlags, ProcessFlags, RetryFlags, StorageFlags, Variable, set_up_logging, taking
 from qmq.errors import InvalidArgument, QmqError
 
 if TYPE_CHECKING:
@@ -32,20 +32,22 @@ class DevPlace:
     data_port: Annotated[int, port_option("The broker's data port")] = 20881
     control_port: Annotated[int, port_option("The broker's control port")] = 20882
     advertise: Annotated[str, typer.Option(envvar="QMQ_ADVERTISE", help="The host name advertised to clients; default: --host.")] = ""
-    create_subjects: Annotated[bool, typer.Option(help="Create a subject at its first message.")] = True
+    create_subjects: Annotated[bool, Variable("QMQ_CREATE_SUBJECTS", "Create a subject at its first message.")] = True
     delay: Annotated[bool, typer.Option("--delay/--no-delay", help="Run a delay group for delayed messages.")] = True
-    delay_data_port: Annotated[int, port_option("The delay group's data port")] = 0
-    delay_control_port: Annotated[int, port_option("The delay group's control port")] = 0
+    delay_data_port: Annotated[int, Variable("QMQ_DELAY_DATA_PORT", "The delay group's data port; 0: any free port.", at_least=0)] = 0
+    delay_control_port: Annotated[
+        int, Variable("QMQ_DELAY_CONTROL_PORT", "The delay group's control port; 0: any free port.", at_least=0)
+    ] = 0
     gateway_port: Annotated[int | None, port_option("Serve Apache RocketMQ clients on this port, for example 8081; default: off")] = None
-    tick_ms: Annotated[int, typer.Option(help="Due messages are delivered at multiples of this interval.")] = 500
+    tick_ms: Annotated[int, Variable("QMQ_TICK_MS", "Due messages are delivered at multiples of this interval.")] = 500
     console: Annotated[str, typer.Option(envvar="QMQ_CONSOLE", help="The web console: 'read', 'write' (allows changes) or 'off'.")] = "read"
     console_port: Annotated[int, port_option("The console's port; another free port if it is taken", "QMQ_CONSOLE_PORT")] = 20888
 
 
 @dataclass(frozen=True)
 class DevOptions(ProcessFlags, GuardFlags, RetryFlags, StorageFlags, DevPlace):
-    """Options of `qmq dev`. The storage variables of brokers are ignored, because they are meant for deployed brokers, not for `qmq
-    dev`.
+    """Options of `qmq dev`. The variables of brokers' storage options are ignored, because they are meant for deployed brokers, not for
+    `qmq dev`.
     """
 
     WITHOUT_VARIABLES: ClassVar[type] = StorageFlags

@@ -14,7 +14,7 @@ import typer
 from qmq.cli.arguments import port_of, port_option
 from qmq.cli.broker import process_command
 from qmq.cli.output import fail, run
-from qmq.cli.roles import Host, ProcessFlags, set_up_logging, taking
+from qmq.cli.roles import Host, ProcessFlags, Variable, set_up_logging, taking
 from qmq.errors import InvalidArgument, QmqError
 from qmq.text import joined
 
@@ -45,20 +45,17 @@ class GatewayOptions(ProcessFlags):
     advertise: Annotated[
         str, typer.Option(envvar="QMQ_ADVERTISE", help="HOST:PORT advertised to clients; default: the one they connected to.")
     ] = ""
-    create_topics: Annotated[
-        bool, typer.Option(envvar="QMQ_CREATE_TOPICS", help="Create a topic at its first message, if the metaserver allows it.")
-    ] = True
-    ordered_topics: Annotated[
-        bool,
-        typer.Option(
-            "--ordered-topics", envvar="QMQ_ORDERED_TOPICS", help="Create topics as ordered subjects, which take all message types."
-        ),
-    ] = False
+    create_topics: Annotated[bool, Variable("QMQ_CREATE_TOPICS", "Create a topic at its first message, if the metaserver allows it.")] = (
+        True
+    )
+    ordered_topics: Annotated[bool, Variable("QMQ_ORDERED_TOPICS", "Create topics as ordered subjects, which take all message types.")] = (
+        False
+    )
     credentials: Annotated[
         Path | None,
-        typer.Option(
-            envvar="QMQ_GATEWAY_CREDENTIALS",
-            help="JSON file: access keys and secret keys of RocketMQ clients, with a QMQ token for each; default: every client is served.",
+        Variable(
+            "QMQ_GATEWAY_CREDENTIALS",
+            "JSON file: access keys and secret keys of RocketMQ clients, with a QMQ token for each; default: every client is served.",
         ),
     ] = None
     tls_cert: Annotated[
@@ -67,10 +64,7 @@ class GatewayOptions(ProcessFlags):
     tls_key: Annotated[Path | None, typer.Option(envvar="QMQ_GATEWAY_TLS_KEY", help="PEM file: that certificate's key.")] = None
     tls: Annotated[
         str,
-        typer.Option(
-            envvar="QMQ_GATEWAY_TLS",
-            help="With a certificate: 'required', or 'optional' to serve clients without TLS at the same port, too.",
-        ),
+        Variable("QMQ_GATEWAY_TLS", "With a certificate: 'required', or 'optional' to serve clients without TLS at the same port, too."),
     ] = "required"
     audit_log: Annotated[
         Path | None,
@@ -88,10 +82,7 @@ class GatewayOptions(ProcessFlags):
             help="Number of processes that share the port; one keeps about one core busy.",
         ),
     ] = 1
-    shared_port: Annotated[
-        bool,
-        typer.Option("--shared-port", envvar="QMQ_GATEWAY_SHARED_PORT", help="Let other gateways of this machine listen at the same port."),
-    ] = False
+    shared_port: Annotated[bool, Variable("QMQ_GATEWAY_SHARED_PORT", "Let other gateways of this machine listen at the same port.")] = False
 
     def config(self) -> GatewayConfig:
         """The gateway's configuration."""
@@ -110,9 +101,9 @@ class GatewayOptions(ProcessFlags):
     def takes_plaintext(self) -> bool:
         """Whether a client may come without TLS to a port with TLS. Raises InvalidArgument."""
         if self.tls not in ("required", "optional"):
-            raise InvalidArgument(f"--tls must be 'required' or 'optional', not {self.tls!r}")
+            raise InvalidArgument(f"QMQ_GATEWAY_TLS must be 'required' or 'optional', not {self.tls!r}")
         if self.tls == "optional" and self.tls_cert is None:
-            raise InvalidArgument("--tls optional needs --tls-cert and --tls-key: without them the port serves plain text only")
+            raise InvalidArgument("QMQ_GATEWAY_TLS=optional needs --tls-cert and --tls-key: without them the port serves plain text only")
         return self.tls == "optional"
 
     def http_server(self) -> HttpServer | None:
@@ -151,7 +142,7 @@ def gateway(_: typer.Context, options: GatewayOptions) -> None:
     """Run a gateway for Apache RocketMQ 5 clients (gRPC): Java, Go, C++, C#, Node, Rust, Python. The gateway has no state, so run several.
 
     The gateway is an ordinary client of the cluster and uses the certificates and the token of the environment (QMQ_TLS_CA,
-    QMQ_TOKEN_FILE ...). With --credentials it uses, for each RocketMQ client, the token of that client's access key.
+    QMQ_TOKEN_FILE ...). With QMQ_GATEWAY_CREDENTIALS it uses, for each RocketMQ client, the token of that client's access key.
     Prints one line, `qmq gateway is ready at HOST:PORT`, when clients can connect. Ctrl-C or SIGTERM stops it cleanly.
     """
     try:

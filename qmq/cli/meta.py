@@ -9,7 +9,7 @@ import typer
 
 from qmq.cli.arguments import port_option
 from qmq.cli.output import fail, run
-from qmq.cli.roles import EtcdFlags, GuardFlags, Host, ProcessFlags, set_up_logging, taking
+from qmq.cli.roles import EtcdFlags, GuardFlags, Host, ProcessFlags, Variable, set_up_logging, taking
 from qmq.errors import QmqError
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ class MetaPlace:
 
     host: Host = "127.0.0.1"
     port: Annotated[int, port_option("The port", "QMQ_PORT")] = 20880
-    create_subjects: Annotated[bool, typer.Option(envvar="QMQ_CREATE_SUBJECTS", help="Create a subject at its first message.")] = True
+    create_subjects: Annotated[bool, Variable("QMQ_CREATE_SUBJECTS", "Create a subject at its first message.")] = True
     groups_per_subject: Annotated[
-        int, typer.Option(envvar="QMQ_GROUPS_PER_SUBJECT", min=1, help="How many broker groups a new subject is placed on.")
+        int, Variable("QMQ_GROUPS_PER_SUBJECT", "How many broker groups a new subject is placed on.", at_least=1)
     ] = 2
-    evacuate: Annotated[
-        bool, typer.Option(envvar="QMQ_EVACUATE", help="Move ordered partitions away from broker groups that have lost their master.")
-    ] = True
+    evacuate: Annotated[bool, Variable("QMQ_EVACUATE", "Move ordered partitions away from broker groups that have lost their master.")] = (
+        True
+    )
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,20 @@
     ProcessFlags      metrics, logging
 
 A command's class inherits from the classes it needs; the options of the last base come first in `--help`. An option has the name and the
-default of its field. `taking` makes the command.
+default of its field. A field with a `Variable` is no option: few servers need it, and only the environment gives it. `taking` makes the
+command.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -40,6 +42,30 @@ if TYPE_CHECKING:
     from qmq.security.tls import Tls
 
 _O = TypeVar("_O")
+_BOOLEANS: Final = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A setting of a server that only a variable of the environment gives. `help` says what it means."""
+
+    name: str
+    help: str
+    at_least: float | None = None
+
+    def parse(self, text: str, kind: Any) -> Any:
+        """The value as the field's type, or, of a union, its first type. Raises typer.BadParameter."""
+        wanted = get_args(kind)[0] if get_args(kind) else kind
+        try:
+            found = _BOOLEANS[text.lower()] if wanted is bool else wanted(text)
+        except (KeyError, ValueError):
+            what = {bool: "'1' or '0'", int: "a whole number", float: "a number"}.get(wanted, "a path")
+            raise typer.BadParameter(f"the variable {self.name} is {what}, not {text!r}") from None
+        if self.at_least is not None and found < self.at_least:
+            raise typer.BadParameter(f"the variable {self.name} is at least {self.at_least:g}, not {text}")
+        return found
+
+
 _C = TypeVar("_C", bound="ReplicaConfig")
 
 Etcd = Annotated[str, typer.Option("--etcd", envvar="QMQ_ETCD", help="etcd's members: HOST:PORT,HOST:PORT.")]
@@ -58,12 +84,18 @@ def taking(options: type[_O]) -> Callable[[Callable[[typer.Context, _O], None]],
     """Turn a function that takes one value of a dataclass into a command with an option for each field."""
     context_of = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     parameters = [context_of, *parameters_of(options)]
+    more = tuple(each.name for each in variables_of(options).values())
 
     def made(function: Callable[[typer.Context, _O], None]) -> Callable[..., None]:
         def command(context: typer.Context, **given: Any) -> None:
-            function(context, options(**given))
+            function(context, options(**given, **given_by_variables(options, os.environ)))
 
         command.__name__, command.__doc__ = function.__name__, function.__doc__
+        if more:
+            command.__doc__ = (
+                f"{inspect.cleandoc(function.__doc__ or '')}\n\nMore settings are variables of the environment: {', '.join(more)}."
+            )
+        command.more_variables = more  # type: ignore[attr-defined]  # `qmq config` knows them by it
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {each.name: each.annotation for each in parameters}
         return command
@@ -83,7 +115,23 @@ def parameters_of(options: type) -> list[inspect.Parameter]:
             annotation=_without_variable(hints[each.name]) if each.name in bare else hints[each.name],
         )
         for each in fields(options)
+        if not isinstance(hints[each.name].__metadata__[0], Variable)
     ]
+
+
+def variables_of(options: type) -> dict[str, Variable]:
+    """The settings of a dataclass that only variables give, by field."""
+    found = {
+        name: hint.__metadata__[0] for name, hint in get_type_hints(options, include_extras=True).items() if get_origin(hint) is Annotated
+    }
+    return {each.name: found[each.name] for each in fields(options) if isinstance(found.get(each.name), Variable)}
+
+
+def given_by_variables(options: type, environment: Mapping[str, str]) -> dict[str, Any]:
+    """The values of these settings, without those that the environment does not give. Raises typer.BadParameter."""
+    hints = get_type_hints(options)
+    given = {name: variable for name, variable in variables_of(options).items() if environment.get(variable.name)}
+    return {name: variable.parse(environment[variable.name], hints[name]) for name, variable in given.items()}
 
 
 def _without_variable(hint: Any) -> Any:
@@ -116,10 +164,8 @@ class ReplicaPlace:
 @dataclass(frozen=True)
 class EtcdFlags:
     etcd: Etcd = ""
-    etcd_user: Annotated[str | None, typer.Option(envvar="QMQ_ETCD_USER", help="etcd's user.")] = None
-    etcd_password: Annotated[
-        str | None, typer.Option(envvar="QMQ_ETCD_PASSWORD", help="etcd's password; prefer the variable, which `ps` does not show.")
-    ] = None
+    etcd_user: Annotated[str | None, Variable("QMQ_ETCD_USER", "etcd's user.")] = None
+    etcd_password: Annotated[str | None, Variable("QMQ_ETCD_PASSWORD", "etcd's password.")] = None
     etcd_ca: EtcdCa = None
     etcd_cert: EtcdCert = None
     etcd_key: EtcdKey = None
@@ -142,35 +188,26 @@ class TlsFlags:
 
 @dataclass(frozen=True)
 class GuardFlags(TlsFlags):
-    tls_clients: Annotated[
-        str, typer.Option(envvar="QMQ_TLS_CLIENTS", help="'required' or 'optional': whether clients must show a certificate.")
-    ] = "required"
+    tls_clients: Annotated[str, Variable("QMQ_TLS_CLIENTS", "'required' or 'optional': whether clients must show a certificate.")] = (
+        "required"
+    )
     tls_principal: Annotated[
-        str, typer.Option(envvar="QMQ_TLS_PRINCIPAL", help="The certificate field that names the principal: uri, dns, email or cn.")
+        str, Variable("QMQ_TLS_PRINCIPAL", "The certificate field that names the principal: uri, dns, email or cn.")
     ] = "uri"
     admins: Annotated[str, typer.Option(envvar="QMQ_ADMINS", help="Principals with all rights, comma-separated: op:alice,op:bob.")] = ""
     access_stale_s: Annotated[
-        int, typer.Option(envvar="QMQ_ACCESS_STALE_S", min=10, help="How long the last known rules apply while etcd is unreachable.")
+        int, Variable("QMQ_ACCESS_STALE_S", "How long the last known rules apply while etcd is unreachable.", at_least=10)
     ] = 300
     audit_log: Annotated[Path | None, typer.Option(envvar="QMQ_AUDIT_LOG", help="File for the audit log; default: the ordinary log.")] = (
         None
     )
-    audit_subject: Annotated[
-        str, typer.Option(envvar="QMQ_AUDIT_SUBJECT", help="Subject that gets a copy of the audit log; default: none.")
-    ] = ""
-    jwt_issuer: Annotated[
-        str, typer.Option(envvar="QMQ_JWT_ISSUER", help="The identity provider whose tokens are accepted: their `iss`.")
-    ] = ""
-    jwt_keys: Annotated[
-        str, typer.Option(envvar="QMQ_JWT_KEYS", help="Its public keys: a file (JWKS or PEM), or the https:// address of its JWKS.")
-    ] = ""
-    jwt_audience: Annotated[str, typer.Option(envvar="QMQ_JWT_AUDIENCE", help="The `aud` that tokens must have.")] = "qmq"
-    jwt_claim: Annotated[str, typer.Option(envvar="QMQ_JWT_CLAIM", help="The claim that names the principal.")] = "sub"
+    audit_subject: Annotated[str, Variable("QMQ_AUDIT_SUBJECT", "Subject that gets a copy of the audit log; default: none.")] = ""
+    jwt_issuer: Annotated[str, Variable("QMQ_JWT_ISSUER", "The identity provider whose tokens are accepted: their `iss`.")] = ""
+    jwt_keys: Annotated[str, Variable("QMQ_JWT_KEYS", "Its public keys: a file (JWKS or PEM), or the https:// address of its JWKS.")] = ""
+    jwt_audience: Annotated[str, Variable("QMQ_JWT_AUDIENCE", "The `aud` that tokens must have.")] = "qmq"
+    jwt_claim: Annotated[str, Variable("QMQ_JWT_CLAIM", "The claim that names the principal.")] = "sub"
     jwt_email_domain: Annotated[
-        str,
-        typer.Option(
-            envvar="QMQ_JWT_EMAIL_DOMAIN", help="The domain whose email addresses in that claim name principals, by the part before the @."
-        ),
+        str, Variable("QMQ_JWT_EMAIL_DOMAIN", "The domain whose email addresses in that claim name principals, by the part before the @.")
     ] = ""
 
     def tls(self) -> Tls | None:
@@ -179,7 +216,7 @@ class GuardFlags(TlsFlags):
 
         ca, cert, key = self.tls_ca, self.tls_cert, self.tls_key
         if self.tls_clients not in ("required", "optional"):
-            raise InvalidArgument(f"--tls-clients must be 'required' or 'optional', not {self.tls_clients!r}")
+            raise InvalidArgument(f"QMQ_TLS_CLIENTS must be 'required' or 'optional', not {self.tls_clients!r}")
         if ca is None and cert is None and key is None:
             return None
         if ca is None or cert is None or key is None:
@@ -194,10 +231,10 @@ class GuardFlags(TlsFlags):
         try:
             named_by = PrincipalField(self.tls_principal)
         except ValueError:
-            raise InvalidArgument(f"--tls-principal must be uri, dns, email or cn, not {self.tls_principal!r}") from None
+            raise InvalidArgument(f"QMQ_TLS_PRINCIPAL must be uri, dns, email or cn, not {self.tls_principal!r}") from None
         names = frozenset(str(Principal.parse(each.strip())) for each in self.admins.split(",") if each.strip())
         if bool(self.jwt_issuer) is not bool(self.jwt_keys):
-            raise InvalidArgument("--jwt-issuer and --jwt-keys must be given together")
+            raise InvalidArgument("QMQ_JWT_ISSUER and QMQ_JWT_KEYS must be given together")
         provider = (
             JwtConfig(self.jwt_issuer, self.jwt_keys, self.jwt_audience, self.jwt_claim, self.jwt_email_domain) if self.jwt_issuer else None
         )
@@ -210,17 +247,15 @@ class StorageFlags:
     flush: Annotated[
         str, typer.Option(envvar="QMQ_FLUSH", help="'sync': flush before acknowledging; 'async': flush in the background.")
     ] = "async"
-    flush_interval_ms: Annotated[
-        int, typer.Option(envvar="QMQ_FLUSH_INTERVAL_MS", help="With async: the shortest interval between flushes.")
-    ] = FLUSH_INTERVAL_MS
-    segment_mib: Annotated[int, typer.Option(envvar="QMQ_SEGMENT_MIB", help="Size of a segment of the message log.")] = 1024
+    flush_interval_ms: Annotated[int, Variable("QMQ_FLUSH_INTERVAL_MS", "With async: the shortest interval between flushes.")] = (
+        FLUSH_INTERVAL_MS
+    )
+    segment_mib: Annotated[int, Variable("QMQ_SEGMENT_MIB", "Size of a segment of the message log.")] = 1024
     retention_hours: Annotated[float, typer.Option(envvar="QMQ_RETENTION_HOURS", help="How long messages are kept.")] = 168.0
     retention_mib: Annotated[
         int | None, typer.Option(envvar="QMQ_RETENTION_MIB", help="Delete old segments when the message log exceeds this size.")
     ] = None
-    disk_free_mib: Annotated[
-        int, typer.Option(envvar="QMQ_DISK_FREE_MIB", help="Refuse messages when less disk space than this is free.")
-    ] = 64
+    disk_free_mib: Annotated[int, Variable("QMQ_DISK_FREE_MIB", "Refuse messages when less disk space than this is free.")] = 64
 
     def log_config(self) -> LogConfig:
         """The storage settings. Raises typer.BadParameter."""

@@ -8,7 +8,7 @@ What must hold:
   follow from it by a key that only this process has. So no number of begun logins can push out another one.
 * A stolen code is worthless without the verifier, which never leaves the console (PKCE, S256).
 * The id token is the provider's: its signature by the provider's keys, its issuer, that it is for this client, its end and its `nonce` are
-  checked. Nothing of it decides about rights: the cluster checks the token that the session shows, each time (`--jwt-issuer`).
+  checked. Nothing of it decides about rights: the cluster checks the token that the session shows, each time (`QMQ_JWT_ISSUER`).
 * Nothing is stored. A restart of the console forgets logins under way; people log in again.
 
 The provider's addresses come from its own description (`/.well-known/openid-configuration`). All are https, except on this machine.

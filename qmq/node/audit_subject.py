@@ -1,6 +1,6 @@
 """The audit log as a subject: each record is also sent as a message, for consumers and Spark.
 
-`--audit-subject NAME` on the servers. The subject is created when the first record is sent. While rules are enforced only servers may
+`QMQ_AUDIT_SUBJECT=NAME` on the servers. The subject is created when the first record is sent. While rules are enforced only servers may
 produce to it (`AccessControl`).
 
 The file, or the ordinary log, is authoritative. Records wait in memory while the broker cannot be reached; beyond `WAITING_MAX` new ones

@@ -248,7 +248,7 @@ def check_kind(group: str, found: DelaySettings | None, wanted: DelaySettings | 
 
 
 def _named(settings: DelaySettings) -> str:
-    return f"--bucket {_minutes(settings.bucket_ms)}m --max {_days(settings.delay_ms_max)}d"
+    return f"QMQ_BUCKET={_minutes(settings.bucket_ms)}m QMQ_DELAY_MAX={_days(settings.delay_ms_max)}d"
 
 
 def _minutes(ms: int) -> str:

@@ -151,7 +151,7 @@ UNFLUSHED: Final = FindingKind(
 DISK_FULL: Final = FindingKind(
     "disk-full",
     "warning; critical if messages are refused",
-    "less than four times the reserve (`--disk-free-mib`) is free",
+    "less than four times the reserve (`QMQ_DISK_FREE_MIB`) is free",
     "A broker without free disk space refuses new messages. Consumption and acknowledgements continue.",
 )
 VERSION_DIFFERS: Final = FindingKind(

@@ -123,7 +123,7 @@ class JwtVerifier:
         if at and (not wanted or domain.lower() != wanted):
             raise NotAuthenticated(
                 f"the claim {self._config.claim!r} is an email address of {domain!r}"
-                + (f", and not of {wanted}" if wanted else ": --jwt-email-domain names the domain whose people may come")
+                + (f", and not of {wanted}" if wanted else ": QMQ_JWT_EMAIL_DOMAIN names the domain whose people may come")
             )
         has_kind = name.partition(":")[0] in CLIENTS
         if has_kind and self._config.claim in CHOSEN_CLAIMS:
@@ -132,7 +132,7 @@ class JwtVerifier:
             return Principal.parse(name if has_kind else f"app:{name}")
         except CallerError:
             raise NotAuthenticated(
-                f"the claim {self._config.claim!r} holds no name of a principal: --jwt-claim names another one"
+                f"the claim {self._config.claim!r} holds no name of a principal: QMQ_JWT_CLAIM names another one"
             ) from None
 
     def _key_of(self, token: str) -> Any:

@@ -17,6 +17,7 @@ from support import needs
 from typer.main import get_command
 
 from qmq.cli.app import app
+from qmq.cli.contexts import variables_of
 from qmq.node.process import require_guarded
 from qmq.security.tls import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE, Tls
 
@@ -90,7 +91,7 @@ def test_every_variable_is_an_option_of_the_command_that_gets_it(objects: list[d
         for container in spec["containers"]:
             words = container["command"][1:]
             command = root.get_command(click.Context(root), words[0])  # type: ignore[attr-defined]
-            variables = {option.envvar for option in command.params} | {CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE, "POD_NAME"}
+            variables = set(variables_of(command)) | {CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE, "POD_NAME"}
             assert {each["name"] for each in container.get("env") or []} <= variables, name
             names = {flag for option in command.params for flag in (*option.opts, *option.secondary_opts)}
             assert {word for word in words if word.startswith("--")} <= names, name

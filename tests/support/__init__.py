@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -203,6 +204,8 @@ class NodeProcess:
         self.data = data
         self._python = python
         self.options = options
+        self.variables: dict[str, str] = {}
+        """Added to the environment of this process."""
         self.address = ""
         self.data_address = ""
         self.metrics_address = ""
@@ -231,7 +234,9 @@ class NodeProcess:
             "off",
             *self.options,
         ]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **self.variables}
+        )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if "ready at" not in line:

@@ -62,12 +62,14 @@ def _issued(folder: Path, names: Sequence[str]) -> dict[str, Tls]:
 class DelayCluster:
     """One broker group `g` and one delay group `d`. `start_all`, then verbs by name; `stop` ends everything."""
 
-    def __init__(self, folder: Path, *, brokers: int = 1, delays: int = 3, options: Sequence[str] = (), secure: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, brokers: int = 1, delays: int = 3, variables: Mapping[str, str] | None = None, secure: bool = False
+    ) -> None:
         """With `secure` everything uses TLS, and every process has a certificate."""
         self.folder = folder
         self.brokers = [f"g{number}" for number in range(brokers)]
         self.delays = [f"d{number}" for number in range(delays)]
-        self.options = list(options)
+        self._variables = dict(variables or {})
         names = [*self.brokers, *self.delays]
         ports = free_ports(2 * len(names) + 1)
         self._ports = {name: (ports[2 * at], ports[2 * at + 1]) for at, name in enumerate(names)}
@@ -103,7 +105,7 @@ class DelayCluster:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env={**os.environ, "PYTHONPATH": path, **self._shown(name), **environment},
+                env={**os.environ, "PYTHONPATH": path, **self._variables, **self._shown(name), **environment},
             )
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -142,7 +144,6 @@ class DelayCluster:
             str(data),
             "--control-port",
             str(control),
-            *(self.options if role == "delay" else ()),
         ]
 
     def kill(self, name: str) -> None:
@@ -246,7 +247,7 @@ class DelayRun:
         if "jump" in faults:
             for name in ("d0", "d1", "d2"):
                 self._clocks[name] = faketime.FakeTime(_made(folder / f"clock-{name}"), cache_s=1)
-        self.cluster = DelayCluster(folder, brokers=brokers, options=("--bucket", "5m"), secure=secure)
+        self.cluster = DelayCluster(folder, brokers=brokers, variables={"QMQ_BUCKET": "5m"}, secure=secure)
 
     async def run(self, rounds: int) -> Outcome:
         """Make the whole run. Raises TimeoutError if the cluster does not recover after a fault."""

@@ -200,7 +200,8 @@ class Soak:
         self._calibrate_s, self._steps_s = calibrate_s, steps_s
         self._progress = progress
         self._secure = secure
-        self._node = NodeProcess(folder / "node", "--no-delay", "--retention-mib", str(RETENTION_MIB), "--segment-mib", "512")
+        self._node = NodeProcess(folder / "node", "--no-delay", "--retention-mib", str(RETENTION_MIB))
+        self._node.variables = {"QMQ_SEGMENT_MIB": "512"}
         self._numbers = itertools.count()
         self._consumers: list[Worker] = []
         self._all: list[Worker] = []

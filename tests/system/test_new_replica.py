@@ -20,12 +20,12 @@ from system.group import describe
 
 pytestmark = [pytest.mark.sampled, pytest.mark.xdist_group("faults")]
 
-OPTIONS: Final = ("--segment-mib", "1", "--local-retention-mib", "2", "--object-store-cache-mib", "128")
+VARIABLES: Final = {"QMQ_SEGMENT_MIB": "1", "QMQ_LOCAL_RETENTION_MIB": "2", "QMQ_OBJECT_STORE_CACHE_MIB": "128"}
 
 
 @pytest.fixture
 def replicas(tmp_path: Path) -> Iterator[ReplicaSet]:
-    found = ReplicaSet(3, "--object-store", f"file://{tmp_path}/objects", *OPTIONS)
+    found = ReplicaSet(3, "--object-store", f"file://{tmp_path}/objects", variables=VARIABLES)
     yield found
     found.stop()
 

@@ -49,7 +49,7 @@ class Sharded:
 
     def __init__(self, folder: Path, etcd: str) -> None:
         words = ("--etcd", etcd, "--metrics-port", "0")
-        self.meta = Role("meta", *words, "--port", "0", "--groups-per-subject", "2")
+        self.meta = Role("meta", *words, "--port", "0")
         self.server = self.meta.line().split("ready at ")[1].split()[0]
         place = ("--group", "g1", "--replica", "a", "--data", str(folder), "--data-port", "0", "--control-port", "0")
         self.broker = Role("broker", *words, *place, "--shards", str(SHARDS))

@@ -35,7 +35,7 @@ async def test_a_delay_group_is_founded_with_its_settings_in_one_step() -> None:
 @pytest.mark.parametrize(
     ("founded", "wanted", "says"),
     [
-        (HOUR, HALF, "created with --bucket 60m .* started with --bucket 30m"),
+        (HOUR, HALF, "created with QMQ_BUCKET=60m .* started with QMQ_BUCKET=30m"),
         (HOUR, None, "is a delay group: start its replicas with `qmq delay`"),
         (None, HOUR, "is a broker group: start its replicas with `qmq broker`"),
     ],

@@ -121,7 +121,7 @@ async def test_a_replica_keeps_to_its_groups_settings_while_the_store_is_away(tm
         changed = replace(delay_config(tmp_path, "b"), settings=DelaySettings(1_800_000, SETTINGS.delay_ms_max))
         silent = FaultyStore(cluster.store)
         silent.cut("list")
-        with pytest.raises(InvalidArgument, match="was created with --bucket 60m"):
+        with pytest.raises(InvalidArgument, match="was created with QMQ_BUCKET=60m"):
             await delay_node(changed, silent, environment=environment).start()
         with pytest.raises(InvalidArgument, match="is a delay group"):
             await broker_node(broker_config(tmp_path, "b", "d"), silent, environment=environment).start()

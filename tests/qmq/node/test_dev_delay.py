@@ -102,7 +102,8 @@ async def test_an_incomplete_schedule_is_not_taken_for_an_empty_one(tmp_path: Pa
 
 @pytest.mark.sampled
 async def test_a_killed_node_delivers_after_its_restart_what_it_had_acknowledged(tmp_path: Path) -> None:
-    process = NodeProcess(tmp_path, "--tick-ms", "50")
+    process = NodeProcess(tmp_path)
+    process.variables = {"QMQ_TICK_MS": "50"}
     try:
         async with qmq.connect(process.start()) as mq:
             await mq.send("s", b"soon", delay=timedelta(seconds=1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,12 @@ from qmq.security.tls import Tls
 
 REPLICA = ["--group", "g", "--replica", "a"]
 ROLES = (["dev"], ["meta", "--etcd", "h:1"], ["broker", "--etcd", "h:1", *REPLICA], ["delay", "--etcd", "h:1", *REPLICA])
-PASSWORD = ["--etcd-user", "u", "--etcd-password", "p"]
+PASSWORD = {"QMQ_ETCD_USER": "u", "QMQ_ETCD_PASSWORD": "p"}
 
 
-def refusal(words: list[str], folder: Path) -> str:
-    done = CliRunner().invoke(app, words, env={"QMQ_DATA": str(folder / "data"), "QMQ_INSECURE": None, "QMQ_ETCD": None, "COLUMNS": "1000"})
+def refusal(words: list[str], folder: Path, variables: Mapping[str, str] | None = None) -> str:
+    plain = {"QMQ_DATA": str(folder / "data"), "QMQ_INSECURE": None, "QMQ_ETCD": None, "COLUMNS": "1000"}
+    done = CliRunner().invoke(app, words, env={**plain, **(variables or {})})
     assert done.exit_code == 2, done.output
     assert list(folder.iterdir()) == [], "it began although it refused"
     return done.output
@@ -73,7 +75,7 @@ def test_certificates_of_clients_close_the_metrics_port_too() -> None:
 
 @pytest.mark.parametrize("role", ROLES[1:], ids=lambda role: role[0])
 def test_no_role_gives_etcds_password_away_unasked(role: list[str], tmp_path: Path) -> None:
-    said = refusal([*role, *PASSWORD], tmp_path)
+    said = refusal(role, tmp_path, PASSWORD)
     assert "etcd's password would go to h:1 in clear text" in said
     assert "https://" in said
 

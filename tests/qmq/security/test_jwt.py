@@ -76,7 +76,7 @@ def test_an_address_that_is_not_verified_names_no_principal() -> None:
 
 
 def test_an_address_is_refused_until_its_domain_is_named() -> None:
-    with pytest.raises(NotAuthenticated, match="--jwt-email-domain"):
+    with pytest.raises(NotAuthenticated, match="QMQ_JWT_EMAIL_DOMAIN"):
         verifier().verify(token(sub="alice@example.org"))
 
 

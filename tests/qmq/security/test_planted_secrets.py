@@ -205,9 +205,9 @@ async def test_secrets_stay_where_they_belong_while_everything_works_with_them(t
     provider = EC.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     secrets.plant("key of the identity provider", provider.decode())
     texts, trusted = list[str](), Credentials(papers.ca_only).pem.ca
-    node = NodeProcess(tmp_path / "data", *_tls_options(papers.server), "--tls-clients", "optional", "--admins", "op:admin", "--verbose")
-    node.options += ("--metrics-port", "0", "--audit-log", str(tmp_path / "audit.jsonl"), "--audit-subject", "audit")
-    node.options += ("--jwt-issuer", ISSUER, "--jwt-keys", str(keys))
+    node = NodeProcess(tmp_path / "data", *_tls_options(papers.server), "--admins", "op:admin", "--verbose")
+    node.options += ("--metrics-port", "0", "--audit-log", str(tmp_path / "audit.jsonl"))
+    node.variables = {"QMQ_TLS_CLIENTS": "optional", "QMQ_AUDIT_SUBJECT": "audit", "QMQ_JWT_ISSUER": ISSUER, "QMQ_JWT_KEYS": str(keys)}
     await asyncio.to_thread(node.start)
     try:
         async with AsyncExitStack() as stack:
@@ -225,7 +225,7 @@ async def test_secrets_stay_where_they_belong_while_everything_works_with_them(t
             await _work(node.address, papers.ca_only, tokens["app:orders"])
             shown = (unknown, of_provider, outdated, tokens["app:shop"], tokens["app:gone"])
             texts += [each async for each in refusals(node.address, papers.ca_only, shown)]
-            words = ("--server", node.address, "--port", "0", "--credentials", str(credentials), "--metrics-port", "0", "--verbose")
+            words = ("--server", node.address, "--port", "0", "--metrics-port", "0", "--verbose")
             words += (
                 "--tls-cert",
                 str(papers.server.cert),
@@ -234,7 +234,8 @@ async def test_secrets_stay_where_they_belong_while_everything_works_with_them(t
                 "--audit-log",
                 str(tmp_path / "audit-gateway"),
             )
-            of_gateway = started("gateway", *words, folder=tmp_path, ready="is ready at", environment=environment_of(own["gateway"]))
+            environment = {**environment_of(own["gateway"]), "QMQ_GATEWAY_CREDENTIALS": str(credentials)}
+            of_gateway = started("gateway", *words, folder=tmp_path, ready="is ready at", environment=environment)
             async with of_gateway as line:
                 gateway = line.split("ready at ")[1].split()[0]
                 known, wrong = ("shop", shop["secret_key"]), ("shop", wrong_key)
