@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qmq.cli.arguments import parse_delays
+from qmq.cli.arguments import assignments, parse_delays
 from qmq.cli.output import SERVER, Json, Server, ask, fail, show, time_text
 from qmq.errors import InvalidArgument
 
@@ -191,57 +191,50 @@ def list_quotas(namespace: Namespace = "", as_json: Json = False, server: Server
     show("quotas", _QUOTA_COLUMNS, [row for quota in found for row in _quota_rows(quota)], as_json=as_json)
 
 
+_LIMITS = dict.fromkeys(
+    (
+        "produce_bytes_per_s",
+        "produce_messages_per_s",
+        "fetch_bytes_per_s",
+        "fetch_messages_per_s",
+        "inflight_bytes",
+        "connections",
+        "requests_per_s",
+        "subjects",
+        "groups",
+        "delayed_messages",
+    ),
+    int,
+)
+
+
 @quotas.command("set")
 def set_quota(
     principal: Principal,
-    produce_bytes: Annotated[int, typer.Option("--produce-bytes", min=0, help="Bytes per second at each broker; 0: no limit.")] = 0,
-    produce_messages: Annotated[int, typer.Option("--produce-messages", min=0, help="Messages per second at each broker.")] = 0,
-    fetch_bytes: Annotated[int, typer.Option("--fetch-bytes", min=0, help="Bytes per second from each broker.")] = 0,
-    fetch_messages: Annotated[int, typer.Option("--fetch-messages", min=0, help="Messages per second from each broker.")] = 0,
-    connections: Annotated[int, typer.Option("--connections", min=0, help="At each broker.")] = 0,
-    inflight_bytes: Annotated[int, typer.Option("--inflight-bytes", min=0, help="Bytes sent and not yet answered, at each broker.")] = 0,
-    requests: Annotated[int, typer.Option("--requests", min=0, help="Requests per second at each metaserver.")] = 0,
-    subjects: Annotated[
-        int, typer.Option("--subjects", min=0, help="How many subjects a principal may create; for subject:PATTERN how many may match it.")
-    ] = 0,
-    groups: Annotated[
-        int,
-        typer.Option(
-            "--groups", min=0, help="How many groups may consume the subjects that a principal created; for subject:PATTERN each subject."
-        ),
-    ] = 0,
-    delayed_messages: Annotated[
-        int,
-        typer.Option(
-            "--delayed-messages",
-            min=0,
-            help="How many messages of the subjects that a principal created may wait in each delay group; for subject:PATTERN of each.",
-        ),
-    ] = 0,
+    limits: Annotated[
+        list[str] | None, typer.Argument(metavar="LIMIT=VALUE...", help="As `qmq quota list` names them; 0: no limit.")
+    ] = None,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
     """Set the limits of a principal, of a role, of 'subject:PATTERN' (each subject) or of 'namespace:PREFIX' (its subjects together).
 
+    At each broker: produce_bytes_per_s, produce_messages_per_s, fetch_bytes_per_s, fetch_messages_per_s, connections, and inflight_bytes,
+    which are sent and not yet answered. At each metaserver: requests_per_s. How many subjects a principal may create: subjects; for
+    subject:PATTERN how many may match it. How many groups may consume the subjects that a principal created: groups; for subject:PATTERN
+    each subject. How many messages of these subjects may wait in each delay group: delayed_messages.
+
     Limits that are not given are removed. Who administers a namespace sets quotas for its subjects, applications and narrower namespaces;
     they hold beside the cluster's, and the smaller limit counts.
     """
-    limits = {
-        "produce_bytes_per_s": produce_bytes,
-        "produce_messages_per_s": produce_messages,
-        "fetch_bytes_per_s": fetch_bytes,
-        "fetch_messages_per_s": fetch_messages,
-        "inflight_bytes": inflight_bytes,
-        "connections": connections,
-        "requests_per_s": requests,
-        "subjects": subjects,
-        "groups": groups,
-        "delayed_messages": delayed_messages,
-    }
-    if not any(limits.values()):
-        fail(InvalidArgument("give at least one limit, such as --produce-bytes 1000000; `qmq quota remove` removes a quota"))
+    try:
+        given = {name: int(value) for name, value in assignments(limits or (), _LIMITS).items()}
+    except InvalidArgument as failure:
+        fail(failure)
+    if not any(given.values()):
+        fail(InvalidArgument("give at least one limit, such as produce_bytes_per_s=1000000; `qmq quota remove` removes a quota"))
 
-    show("quota", _QUOTA_COLUMNS, _quota_rows(ask(server, lambda mq: mq.access.put_quota(principal, limits))), as_json=as_json)
+    show("quota", _QUOTA_COLUMNS, _quota_rows(ask(server, lambda mq: mq.access.put_quota(principal, given))), as_json=as_json)
 
 
 @quotas.command("remove")

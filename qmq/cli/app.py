@@ -6,6 +6,7 @@ import os
 from typing import Annotated
 
 import typer
+from typer._completion_classes import completion_init
 
 import qmq
 from qmq.cli import (
@@ -46,6 +47,7 @@ from qmq.security.contexts import environment_of
 app = typer.Typer(
     name="qmq",
     no_args_is_help=True,
+    add_completion=False,  # `qmq completion` prints the script
     cls=CommandGroup,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -113,4 +115,5 @@ def root(invoked: typer.Context, version: Annotated[bool, typer.Option("--versio
 
 app.command("completion", rich_help_panel=Section.HERE)(completion)
 complete_names(app)
+completion_init()
 add_options(app)

@@ -4,8 +4,9 @@ again.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Final
@@ -28,6 +29,24 @@ def subject_and_id(words: list[str]) -> tuple[str, str]:
     if len(words) == 2:
         return words[0], words[1]
     raise typer.BadParameter("give [SUBJECT] ID")
+
+
+def assignments(words: Iterable[str], known: Mapping[str, type[int] | type[float]]) -> dict[str, int | float]:
+    """Parse words such as "connections=200"; `known` has the names and the types of their values. Raises InvalidArgument, also for a value
+    below 0.
+    """
+    found: dict[str, int | float] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in known:
+            raise InvalidArgument(f"{word!r} sets nothing: write NAME=VALUE, where NAME is one of {', '.join(known)}")
+        try:
+            found[name] = known[name](value)
+        except ValueError:
+            raise InvalidArgument(f"{word!r} needs a{' whole' if known[name] is int else ''} number behind the =") from None
+        if not 0 <= found[name] < math.inf:
+            raise InvalidArgument(f"{word!r} needs a number that is 0 or more")
+    return found
 
 
 PORT_MAX: Final = 65_535

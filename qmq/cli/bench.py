@@ -26,6 +26,8 @@ app = typer.Typer(no_args_is_help=True, help="Measure the cluster from this mach
 SUBJECT: Final = "qmq-bench"
 GROUP: Final = "qmq-bench"
 MB: Final = 1_000_000
+BATCH: Final = 1_000
+"""Messages per call of the producer."""
 
 Subject = Annotated[str, typer.Argument(help="The subject; created if missing. Delete it afterwards with `qmq subject delete`.")]
 Messages = Annotated[int, typer.Option("--messages", "-n", min=1, help="How many.")]
@@ -61,13 +63,13 @@ def pub(
     subject: Subject = SUBJECT,
     messages: Messages = 1_000_000,
     size: Size = 100,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Messages per call of the producer; 1: one by one.")] = 1_000,
+    each: Annotated[bool, typer.Option("--each", help="Give the producer message by message, not 1,000 at a time.")] = False,
     compression: Annotated[str | None, typer.Option(help="'zstd' or 'lz4'.")] = None,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
     """Publish messages as fast as the cluster accepts them, and wait until the last one is stored."""
-    found = run(_pub(server, subject, messages, size, batch, compression, as_json))
+    found = run(_pub(server, subject, messages, size, 1 if each else BATCH, compression, as_json))
     show("published", COLUMNS, [found.row()], as_json=as_json)
 
 

@@ -58,7 +58,7 @@ def browse(
 
 def tail(
     subject: Subject,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Start with this many of the newest messages.")] = 10,
+    lines: Annotated[int, typer.Option("--limit", "-n", min=0, help="Start with this many of the newest messages.")] = 10,
     key: Key = None,
     tag: Tag = None,
     grep: Grep = None,

@@ -27,7 +27,7 @@ def consume(
     subject: Annotated[str, typer.Argument(help="What to consume.")],
     group: Annotated[str, typer.Option("--group", "-g", help="The consumer group.")],
     count: Annotated[int, typer.Option("--count", "-n", help="Stop after this many messages; 0: no limit.")] = 0,
-    idle_s: Annotated[float, typer.Option("--idle", help="Stop after this many seconds without a message; 0: never.")] = 0.0,
+    idle_s: Annotated[float, typer.Option("--timeout", help="Stop after this many seconds without a message; 0: never.")] = 0.0,
     start: Annotated[str, typer.Option("--from", help="Where a new group starts: 'earliest' or 'latest'.")] = "earliest",
     tag: Annotated[list[str] | None, typer.Option(help="Only messages with one of these tags.")] = None,
     raw: Annotated[

@@ -27,7 +27,7 @@ from qmq.operations.text import Duration, counted, key_text
 app = typer.Typer(no_args_is_help=True, help="Dead letters and parked keys: list, show, replay, purge, delete.")
 
 Words = Annotated[list[str], typer.Argument(metavar="GROUP | SUBJECT GROUP KEY", help="A group, or a parked key of an ordered subject.")]
-Most = Annotated[int, typer.Option("--max", min=0, help="At most this many; 0: all.")]
+Most = Annotated[int, typer.Option("--limit", min=0, help="At most this many; 0: all.")]
 
 _QUEUES: Final = ("group", "broker group", "messages", "waiting", "newest", "oldest ago ms")
 _LETTERS: Final = ("id", "subject", "attempts", "error", "died")
@@ -220,7 +220,7 @@ async def _done(mq: qmq.Client, options: PurgeOptions | ReplayOptions, choose: C
 
 def _check_whole(words: list[str], is_filtered: bool) -> None:
     if _is_key(words) and is_filtered:
-        raise typer.BadParameter("a parked key is replayed or purged as a whole: leave out --subject, --id, --error, --since and --max")
+        raise typer.BadParameter("a parked key is replayed or purged as a whole: leave out --subject, --id, --error, --since and --limit")
 
 
 def _is_key(words: list[str]) -> bool:

@@ -6,7 +6,7 @@ The command requests /readyz at the server's metrics port. A container engine, w
 Python process each time.
 
 With TLS settings (options, variables or the context) another machine is asked over TLS, as servers with TLS serve their metrics there. On
-this machine they serve metrics without TLS, unless --metrics-host names another address, so the command asks without TLS first.
+this machine they serve metrics without TLS, unless QMQ_METRICS_HOST names another address, so the command asks without TLS first.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
@@ -55,15 +54,18 @@ def print_migration(
 def watchdog(
     db: Databases,
     table: Annotated[list[str] | None, typer.Option("--table", help="An outbox table; repeatable.")] = None,
-    lease_s: Annotated[
-        float, typer.Option("--lease", min=1.0, help="Seconds until another watchdog takes over from one that died.")
-    ] = 10.0,
-    debezium: Annotated[str | None, typer.Option("--debezium", help="A table in Debezium's layout whose rows are sent, too.")] = None,
-    debezium_order: Annotated[str, typer.Option("--debezium-order", help="The column by which its rows are in order.")] = "id",
+    debezium: Annotated[
+        str | None,
+        typer.Option(
+            "--debezium",
+            metavar="TABLE[:COLUMN]",
+            help="A table in Debezium's layout whose rows are sent, too, in the order of COLUMN or id.",
+        ),
+    ] = None,
     server: Server = SERVER,
 ) -> None:
     """Send messages that committed transactions left in outboxes. Run two or more watchdogs: for each table, one of them is active."""
-    run(_watch(db, table or [TABLE], lease_s, server, debezium, debezium_order))
+    run(_watch(db, table or [TABLE], server, debezium))
 
 
 @app.command("list")
@@ -143,14 +145,15 @@ def _row(each: Listed) -> tuple[object, ...]:
     )
 
 
-async def _watch(urls: list[str], tables: list[str], lease_s: float, server: str, debezium: str | None, order_by: str) -> None:
+async def _watch(urls: list[str], tables: list[str], server: str, debezium: str | None) -> None:
     """Run until SIGTERM or SIGINT."""
     check_installed()
     from qmq.sql.connection import settle
     from qmq.sql.debezium_outbox import DebeziumTable
     from qmq.sql.outbox_runner import open_engine
 
-    source = None if debezium is None else DebeziumTable(debezium, order_by=order_by)
+    name, _, column = (debezium or "").partition(":")
+    source = DebeziumTable(name, order_by=column or "id") if name else None
 
     async def dispose(engine: Any) -> None:
         await settle(engine.dispose())
@@ -165,7 +168,7 @@ async def _watch(urls: list[str], tables: list[str], lease_s: float, server: str
             engines.append(engine)
             stack.push_async_callback(dispose, engine)
         mq = await stack.enter_async_context(qmq.connect(server))
-        await stack.enter_async_context(mq.outbox_watchdog(engines, tables=tables, lease=timedelta(seconds=lease_s), debezium=source))
+        await stack.enter_async_context(mq.outbox_watchdog(engines, tables=tables, debezium=source))
         typer.echo(f"watching {len(urls) * len(tables)} outboxes")
         await asked.wait()
 

@@ -292,15 +292,14 @@ class MetricsFlags:
     metrics_port: Annotated[int | None, port_option("Serve Prometheus metrics at /metrics on this port", "QMQ_METRICS_PORT")] = None
     metrics_host: Annotated[
         str,
-        typer.Option(
-            envvar="QMQ_METRICS_HOST",
-            help="Address of the metrics port; without it, this machine only. A server with TLS uses it at other addresses.",
+        Variable(
+            "QMQ_METRICS_HOST", "Address of the metrics port; without it, this machine only. A server with TLS uses it at other addresses."
         ),
     ] = ""
 
     @property
     def open_metrics_host(self) -> str:
-        """Where the metrics port listens by `--metrics-host`; empty if there is no such port."""
+        """Where the metrics port listens by `QMQ_METRICS_HOST`; empty if there is no such port."""
         return "" if self.metrics_port is None else self.metrics_host
 
 

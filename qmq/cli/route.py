@@ -39,7 +39,7 @@ from rich.text import Text
 
 import qmq
 from qmq.cli.added_options import WatchPace
-from qmq.cli.arguments import CliTiming, age, timing_of
+from qmq.cli.arguments import CliTiming, age, assignments, timing_of
 from qmq.cli.output import SERVER, DryRun, Json, LineTable, Server, ask, console, errors, fail, progress_of, run, show, time_text
 from qmq.cli.roles import taking
 from qmq.errors import CoordinationUnavailable, InvalidArgument, Unavailable, UnknownPartition
@@ -339,7 +339,7 @@ class SplitFlags:
     subject: Subject
     partition: Partition
     at: Annotated[list[int] | None, typer.Option("--at", help="First logical partition of a part; repeatable.")] = None
-    parts: Annotated[int, typer.Option("--parts", min=0, help="Without --at: the number of parts, cut by load; default: 2.")] = 0
+    parts: Annotated[int, typer.Option("--partitions", min=0, help="Without --at: the number of parts, cut by load; default: 2.")] = 0
     to: Annotated[list[str] | None, typer.Option("--to", help="The parts' broker groups: one for all, or one for each part.")] = None
 
     def planned(self, now: pb.DescribeRouteResponse) -> dict[str, Any]:
@@ -348,7 +348,7 @@ class SplitFlags:
         require(now, [self.partition])
         at, parts = self.at, self.parts
         if at and parts and parts != len(at) + 1:
-            raise InvalidArgument(f"--at makes {len(at) + 1} parts, but --parts is {parts}: give only one of them")
+            raise InvalidArgument(f"--at makes {len(at) + 1} parts, but --partitions is {parts}: give only one of them")
         count = len(at) + 1 if at else parts or 2
         groups = names(self.to)
         if len(groups) not in (0, 1, count):
@@ -618,17 +618,18 @@ app.command("merge")(merge)
 app.command("move")(move)
 app.command("export")(export)
 
-POLICY_FIELDS: Final = (
-    "split_messages_per_s",
-    "split_bytes_per_s",
-    "split_backlog",
-    "merge_messages_per_s",
-    "merge_bytes_per_s",
-    "merge_quiet_ms",
-    "cool_down_ms",
-    "partitions_min",
-    "partitions_max",
-)
+POLICY_FIELDS: Final[dict[str, type[int] | type[float]]] = {
+    "split_messages_per_s": float,
+    "split_bytes_per_s": float,
+    "split_backlog": int,
+    "merge_messages_per_s": float,
+    "merge_bytes_per_s": float,
+    "merge_quiet_ms": int,
+    "cool_down_ms": int,
+    "partitions_min": int,
+    "partitions_max": int,
+}
+"""The settings of a policy, and the types of their values."""
 
 
 def emit(found: Any, view: Iterable[RenderableType], *, as_json: bool) -> None:
@@ -700,37 +701,25 @@ def _explanation(found: dict[str, Any]) -> list[RenderableType]:
 def policy(
     subject: Subject,
     enable: Annotated[bool | None, typer.Option("--enable/--disable", help="Turn automatic resharding on or off.")] = None,
-    split_messages: Annotated[float | None, typer.Option(min=0, help="Hot: a partition gets more messages per second than this.")] = None,
-    split_bytes: Annotated[float | None, typer.Option(min=0, help="Hot: a partition gets more bytes per second than this.")] = None,
-    split_backlog: Annotated[int | None, typer.Option(min=0, help="Hot: more messages than this wait for the slowest group.")] = None,
-    merge_messages: Annotated[
-        float | None, typer.Option(min=0, help="Cold: neighbours together get fewer messages per second than this.")
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="SETTING=VALUE...", help="What to change, by the names that are shown.")
     ] = None,
-    merge_bytes: Annotated[
-        float | None, typer.Option(min=0, help="Cold: neighbours together get fewer bytes per second than this.")
-    ] = None,
-    merge_quiet_s: Annotated[float | None, typer.Option(min=0, help="Seconds that neighbours must be cold before a merge.")] = None,
-    cool_down_s: Annotated[float | None, typer.Option(min=0, help="Seconds between two changes.")] = None,
-    partitions_min: Annotated[int | None, typer.Option(min=1, help="The smallest number of partitions.")] = None,
-    partitions_max: Annotated[int | None, typer.Option(min=1, help="The largest number of partitions.")] = None,
     dry_run: DryRun = False,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
-    """Show the policy of automatic resharding; with options, change it. Options that are not given stay unchanged."""
-    wanted = {
-        "is_enabled": enable,
-        "split_messages_per_s": split_messages,
-        "split_bytes_per_s": split_bytes,
-        "split_backlog": split_backlog,
-        "merge_messages_per_s": merge_messages,
-        "merge_bytes_per_s": merge_bytes,
-        "merge_quiet_ms": _ms(merge_quiet_s),
-        "cool_down_ms": _ms(cool_down_s),
-        "partitions_min": partitions_min,
-        "partitions_max": partitions_max,
-    }
-    given = {field: value for field, value in wanted.items() if value is not None}
+    """Show the policy of automatic resharding; with settings, change them. What is not given stays unchanged.
+
+    A partition is hot, and is split, if it gets more than split_messages_per_s or split_bytes_per_s, or if more messages than split_backlog
+    wait for the slowest group. Neighbours are cold, and are merged, if they together get less than merge_messages_per_s and
+    merge_bytes_per_s for merge_quiet_ms. cool_down_ms lie between two changes. There are partitions_min to partitions_max partitions.
+    """
+    try:
+        given: dict[str, Any] = dict(assignments(settings or (), POLICY_FIELDS))
+    except InvalidArgument as failure:
+        fail(failure)
+    if enable is not None:
+        given["is_enabled"] = enable
     if given and WatchPace.is_watching:
         fail(InvalidArgument("--watch shows the policy: leave it out to change the policy"))
 
@@ -745,7 +734,7 @@ def policy(
             for field, value in given.items():
                 setattr(after, field, value)
             if 0 < after.partitions_max < after.partitions_min:
-                raise InvalidArgument(f"--partitions-min {after.partitions_min} is above --partitions-max {after.partitions_max}")
+                raise InvalidArgument(f"partitions_min={after.partitions_min} is above partitions_max={after.partitions_max}")
             return after if dry_run or not given else await mq.metadata.set_reshard_policy(after)
 
     found = policy_facts(run(_policy()), subject)
@@ -753,10 +742,6 @@ def policy(
     show(title, list(found), [list(found.values())], as_json=as_json) if as_json else show(
         title, ("setting", "value"), [(name.replace("_", " "), str(value)) for name, value in found.items()], as_json=False
     )
-
-
-def _ms(seconds: float | None) -> int | None:
-    return None if seconds is None else int(seconds * 1000)
 
 
 def policy_facts(found: pb.ReshardPolicy, subject: str) -> dict[str, Any]:

@@ -107,6 +107,8 @@ def _show(made: Issued, as_json: bool) -> None:
 etcd_users = typer.Typer(help="etcd's own users.", no_args_is_help=True)
 
 WITHIN_S = 30.0
+PREFIX = "/qmq/"
+"""The keys of QMQ in etcd."""
 
 
 @etcd_users.callback()
@@ -124,20 +126,19 @@ def protect(
     member: Annotated[
         str, typer.Option("--member", help="The common name of the etcd members' certificates; this user gets no rights.")
     ] = "etcd",
-    prefix: Annotated[str, typer.Option("--prefix", help="The keys that this user may read and write.")] = "/qmq/",
 ) -> None:
     """Create the users and turn on etcd's access control. Needs a certificate with the common name root. Safe to run again."""
     try:
         options = etcd_options(etcd, None, None, etcd_ca, etcd_cert, etcd_key)
-        asyncio.run(_protect(options, user, member, prefix))
+        asyncio.run(_protect(options, user, member))
     except QmqError as failure:
         fail(failure)
-    typer.echo(f"etcd's access control is on: {user} may read and write {prefix}, root everything, no other user anything")
+    typer.echo(f"etcd's access control is on: {user} may read and write {PREFIX}, root everything, no other user anything")
 
 
-async def _protect(options: EtcdOptions, user: str, member: str, prefix: str) -> None:
+async def _protect(options: EtcdOptions, user: str, member: str) -> None:
     store = options.open(total_s=WITHIN_S)
     try:
-        await store.protect(user, member, prefix)
+        await store.protect(user, member, PREFIX)
     finally:
         await store.close()

@@ -74,12 +74,12 @@ class OidcConfig:
 
     def check(self) -> None:
         """Raises InvalidArgument for a setting that cannot work."""
-        for name, url in (("--oidc-issuer", self.issuer), ("--public-url", self.redirect_url)):
+        for name, url in (("QMQ_CONSOLE_OIDC_ISSUER", self.issuer), ("QMQ_CONSOLE_PUBLIC_URL", self.redirect_url)):
             require_safe(name, url)
         if self.token not in ("access_token", "id_token"):
-            raise InvalidArgument(f"--oidc-token is access_token or id_token, not {self.token!r}")
+            raise InvalidArgument(f"QMQ_CONSOLE_OIDC_TOKEN is access_token or id_token, not {self.token!r}")
         if "openid" not in self.scope.split():
-            raise InvalidArgument("--oidc-scope must have openid in it")
+            raise InvalidArgument("QMQ_CONSOLE_OIDC_SCOPE must have openid in it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def check(config: ConsoleConfig, *, is_insecure: bool) -> tuple[str, ...]:
     too.
     """
     if (config.tls_cert is None) is not (config.tls_key is None):
-        raise InvalidArgument("TLS needs a certificate and its key: --cert and --key together")
+        raise InvalidArgument("TLS needs a certificate and its key: --tls-cert and --tls-key together")
     if config.login is LoginMode.PROXY and not config.proxies:
         raise InvalidArgument("--login proxy needs --trusted-proxy ADDRESS: the console ignores token headers from all other addresses")
     for each in config.proxies:
@@ -131,7 +131,9 @@ def check(config: ConsoleConfig, *, is_insecure: bool) -> tuple[str, ...]:
     if config.proxies and config.login is not LoginMode.PROXY:
         raise InvalidArgument("--trusted-proxy is for --login proxy")
     if (config.oidc is None) is (config.login is LoginMode.OIDC):
-        raise InvalidArgument("--login oidc needs --oidc-issuer and --oidc-client-id, and they are for --login oidc alone")
+        raise InvalidArgument(
+            "--login oidc needs QMQ_CONSOLE_OIDC_ISSUER and QMQ_CONSOLE_OIDC_CLIENT_ID, and they are for --login oidc alone"
+        )
     if config.oidc is not None:
         config.oidc.check()
     found = [] if is_local(config.host) else _weaknesses(config)
@@ -155,5 +157,5 @@ def _weaknesses(config: ConsoleConfig) -> list[str]:
             f"everyone who learns the key may act as you from everywhere that reaches {config.host}: --login token asks each for a token"
         )
     if not config.is_tls:
-        found.append(f"tokens and bodies would travel to {config.host} in clear text: --cert and --key encrypt them")
+        found.append(f"tokens and bodies would travel to {config.host} in clear text: --tls-cert and --tls-key encrypt them")
     return found

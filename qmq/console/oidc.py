@@ -117,7 +117,9 @@ class OidcFlow:
         if self._addresses is None:
             found = _object(self._ask(self.config.issuer.rstrip("/") + "/.well-known/openid-configuration", None))
             if found.get("issuer") != self.config.issuer:
-                raise InvalidArgument(f"{self.config.issuer} names itself {found.get('issuer')!r}: set --oidc-issuer to exactly that")
+                raise InvalidArgument(
+                    f"{self.config.issuer} names itself {found.get('issuer')!r}: set QMQ_CONSOLE_OIDC_ISSUER to exactly that"
+                )
             names = ("authorization_endpoint", "token_endpoint", "jwks_uri")
             for name in names:
                 require_safe(name, str(found.get(name, "")))

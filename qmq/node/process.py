@@ -195,7 +195,7 @@ def require_guarded(
     if metrics_host and not _is_guarded(metrics_host, tls):
         what = f"everybody who reaches {metrics_host} may read the metrics, which have the names of subjects and groups"
         remedy = "Certificates that are required of clients (--tls-ca, --tls-cert, --tls-key) close the metrics to all others"
-        found.append(Weakness(what, f"{remedy}; without --metrics-host this machine alone may read them"))
+        found.append(Weakness(what, f"{remedy}; without QMQ_METRICS_HOST this machine alone may read them"))
     for what, remedy in found:
         if not is_insecure:
             raise InvalidArgument(f"{what}. {remedy}; --insecure (QMQ_INSECURE=1) allows it on a private network (docs/SECURITY.md)")

@@ -75,7 +75,7 @@ def test_a_wrong_expression_or_subject_says_what_to_do(orders: NodeProcess) -> N
 
 
 def test_tail_shows_the_newest_and_then_what_comes(orders: NodeProcess) -> None:
-    process = subprocess.Popen(command(orders, "tail", "orders", "--lines", "2", "--json"), stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command(orders, "tail", "orders", "--limit", "2", "--json"), stdout=subprocess.PIPE, text=True)
     with process, ending(process):
         assert process.stdout is not None
         assert bodies([process.stdout.readline() for _ in range(2)]) == ['{"total":2000}', None]

@@ -51,7 +51,7 @@ def test_a_user_can_send_look_consume_and_move(node_process: NodeProcess, tmp_pa
     assert table(qmq(node_process, "group", "reset", "orders", "g", "--to", "99", "--json")) == [
         {"partition": 0, "broker_group": "broker-0", "from": 102, "to": 99}
     ]
-    again = qmq(node_process, "consume", "orders", "-g", "g", "--idle", "3")
+    again = qmq(node_process, "consume", "orders", "-g", "g", "--timeout", "3")
     assert len(again.stdout.splitlines()) == 3
     assert table(qmq(node_process, "group", "reset", "orders", "g", "--to", "2020-01-01T00:00:00Z", "--json"))[0]["to"] == 0
     assert table(qmq(node_process, "group", "list", "--json"))[0]["lag"] == 102

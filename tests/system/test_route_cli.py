@@ -94,7 +94,7 @@ async def test_a_change_is_waited_for_until_a_living_consumer_has_continued(node
     assert consumer.stdout is not None
     try:
         seen = [json.loads(consumer.stdout.readline()) for _ in range(100)]
-        done = qmq(node_process, "route", "split", "orders", "1", "--parts", "3")
+        done = qmq(node_process, "route", "split", "orders", "1", "--partitions", "3")
         assert done.returncode == 0, done.stderr.decode()
         assert b"group live reads version 2" in done.stderr
         produce(node_process, range(100, 200))
@@ -113,7 +113,7 @@ def test_unsupported_options_of_ordered_subjects_are_named(node_process: NodePro
     produce(node_process, range(10))
     consume(node_process, "billing", 10)
     assert found(node_process, "dlq", "list", "orders", "billing") == []
-    assert found(node_process, "route", "policy", "orders", "--enable", "--split-backlog", "5000")[0]["split_backlog"] == 5000
+    assert found(node_process, "route", "policy", "orders", "--enable", "split_backlog=5000")[0]["split_backlog"] == 5000
     assert found(node_process, "route", "explain", "orders")["policy"]["is_enabled"] is True
     for words, says in (
         (("route", "show", "plain"), "is not ordered"),

@@ -223,7 +223,7 @@ def _check_edit(edit: LetterEdit, chosen: LetterFilter) -> None:
 
 
 def _replay_line(group: str, chosen: LetterFilter, plan: ReplayPlan) -> str:
-    options: dict[str, Any] = {**_options(chosen), **plan.edit().options(), "max": plan.most or None, "rate": plan.rate or None}
+    options: dict[str, Any] = {**_options(chosen), **plan.edit().options(), "limit": plan.most or None, "rate": plan.rate or None}
     return command("dlq", "replay", group, **options)
 
 
@@ -253,7 +253,7 @@ async def act_on_letters(page: ConsolePage) -> Response:
         raise RefusedRequest(HTTPStatus.BAD_REQUEST, page.words("refused.confirm", name=group))
     choose, plan, letters = chosen.choose(), ReplayPlan.of(form), page.mq.dead_letters(group)
     if verb == "purge":
-        line = command("dlq", "purge", group, **_options(chosen), max=plan.most or None)
+        line = command("dlq", "purge", group, **_options(chosen), limit=plan.most or None)
         job = page.caller.start_job(ReplayJob(group, verb, line, page.now_ms))
         job.start(letters.purge(choose, messages_max=plan.most, progress=job.tell))
     else:

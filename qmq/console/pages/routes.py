@@ -181,7 +181,7 @@ class RouteRequest:
         """The command line that makes the same change."""
         options: dict[str, Any] = {"to": self.to}
         if self.verb == "split":
-            options |= {"at": self.at, "parts": None if self.at else self.parts or None}
+            options |= {"at": self.at, "partitions": None if self.at else self.parts or None}
         return command("route", self.verb, subject, *self.partitions, **options)
 
 

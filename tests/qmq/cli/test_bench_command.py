@@ -24,8 +24,8 @@ def measured(node: NodeProcess, *words: str) -> dict[str, float]:
 @pytest.mark.sampled
 def test_published_messages_are_stored_and_consumed(node_process: NodeProcess) -> None:
     node_process.start()
-    published = measured(node_process, "pub", "speed", "--messages", "2500", "--size", "10", "--batch", "1000")
-    one_by_one = measured(node_process, "pub", "speed", "--messages", "300", "--batch", "1")
+    published = measured(node_process, "pub", "speed", "--messages", "2500", "--size", "10")
+    one_by_one = measured(node_process, "pub", "speed", "--messages", "300", "--each")
     assert (published["messages"], one_by_one["messages"]) == (2_500, 300)
     assert published["messages/s"] > 0
     with qmq.blocking.connect(node_process.address) as mq:

@@ -17,7 +17,7 @@ from qmq.security.contexts import ClusterContext, ContextFile
 NO_NODE = "127.0.0.1:1"
 
 
-@pytest.mark.parametrize("words", ["--idle 0.1 --count 1", ""])
+@pytest.mark.parametrize("words", ["--timeout 0.1 --count 1", ""])
 def test_consuming_fails_when_no_node_answers(words: str) -> None:
     done = Command(NO_NODE)("consume", "orders", "--group", "g", *words.split())
     assert (done.exit_code, done.stdout, bool(done.stderr)) == (3, "", True)

@@ -196,7 +196,7 @@ def dead_letters(say: Walk) -> None:
         pass
     say("dlq show", "ledger")
     for verb in ("replay", "skip", "purge"):
-        say(f"dlq {verb}", "ledger", "--max", "1")
+        say(f"dlq {verb}", "ledger", "--limit", "1")
     say("dlq delete", "ledger", "--yes")
 
 
@@ -221,7 +221,7 @@ def access(say: Walk) -> None:
     say("role add", "billing", "app:orders")
     say("role list")
     say("role remove", "billing", "app:orders")
-    (quota, *_) = say("quota set", "app:orders", "--produce-bytes", "1000")
+    (quota, *_) = say("quota set", "app:orders", "produce_bytes_per_s=1000")
     say("quota list")
     say("quota remove", quota["quota"])
     say("user token", "app:orders")

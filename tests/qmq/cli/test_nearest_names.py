@@ -29,7 +29,7 @@ WRONG_SUBJECT = (
     ("message", "find", "order", NO_ID),
     ("message", "show", "order", NO_ID),
     ("why", "order", NO_ID),
-    ("consume", "order", "-g", "billing", "--idle", "0.1"),
+    ("consume", "order", "-g", "billing", "--timeout", "0.1"),
     ("bench", "sub", "order"),
     ("browse", "order"),
     ("tail", "order"),

@@ -32,7 +32,7 @@ def answers(meta: FakeMeta, made: pb.RouteChangeInfo, after: tuple[pb.OrderedPar
     ("words", "operation"),
     [
         (("split", "orders", "2"), {"split": pb.SplitOperation(partition=2, parts=2)}),
-        (("split", "orders", "2", "--parts", "3"), {"split": pb.SplitOperation(partition=2, parts=3)}),
+        (("split", "orders", "2", "--partitions", "3"), {"split": pb.SplitOperation(partition=2, parts=3)}),
         (("split", "orders", "2", "--at", "400", "--at", "300"), {"split": pb.SplitOperation(partition=2, at=[300, 400])}),
         (("split", "orders", "2", "--to", "g1,g2"), {"split": pb.SplitOperation(partition=2, parts=2, broker_groups=["g1", "g2"])}),
         (
@@ -40,7 +40,7 @@ def answers(meta: FakeMeta, made: pb.RouteChangeInfo, after: tuple[pb.OrderedPar
             {"split": pb.SplitOperation(partition=2, at=[300], broker_groups=["g1", "g2"])},
         ),
         (
-            ("split", "orders", "2", "--parts", "3", "--to", "g2"),
+            ("split", "orders", "2", "--partitions", "3", "--to", "g2"),
             {"split": pb.SplitOperation(partition=2, parts=3, broker_groups=["g2"] * 3)},
         ),
         (("merge", "orders", "1", "2"), {"merge": pb.MergeOperation(partitions=[1, 2])}),
@@ -66,8 +66,8 @@ def test_a_change_is_asked_for_from_the_version_that_was_looked_at(
     ("words", "says"),
     [
         (("split", "orders", "9"), "partition 9 is not in route version 1 of 'orders': it has 1, 2, 3"),
-        (("split", "orders", "2", "--at", "300", "--parts", "3"), "--at makes 2 parts, but --parts is 3"),
-        (("split", "orders", "2", "--parts", "3", "--to", "g1,g2"), "--to names 2 broker groups for 3 parts"),
+        (("split", "orders", "2", "--at", "300", "--partitions", "3"), "--at makes 2 parts, but --partitions is 3"),
+        (("split", "orders", "2", "--partitions", "3", "--to", "g1,g2"), "--to names 2 broker groups for 3 parts"),
         (("merge", "orders", "1"), "give two or more partitions"),
         (("merge", "orders", "1", "7", "8"), "partition 7, 8 is not in route version 1"),
         (("move", "orders", "3", "--to", "g2"), "partition 3 is already on g2"),

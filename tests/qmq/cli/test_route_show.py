@@ -288,7 +288,7 @@ def test_only_the_given_settings_of_a_policy_change(meta: FakeMeta, qmq: Command
         "partitions_min",
         "partitions_max",
     ]
-    words = ("route", "policy", "orders", "--disable", "--split-backlog", "500", "--cool-down-s", "1.5")
+    words = ("route", "policy", "orders", "--disable", "split_backlog=500", "cool_down_ms=1500")
     (planned,) = qmq.json(*words, "--dry-run")
     assert meta.requests("SetReshardPolicy") == []
     (after,) = qmq.json(*words)
@@ -296,8 +296,8 @@ def test_only_the_given_settings_of_a_policy_change(meta: FakeMeta, qmq: Command
     (request,) = meta.requests("SetReshardPolicy")
     assert (request.policy.subject, request.policy.split_messages_per_s, request.policy.split_backlog) == ("orders", 1000, 500)
     assert "partitions max" in qmq.text("route", "policy", "orders")
-    status, said = qmq.error("route", "policy", "orders", "--partitions-min", "100")
-    assert (status, "--partitions-min 100 is above --partitions-max 64" in said) == (2, True)
+    status, said = qmq.error("route", "policy", "orders", "partitions_min=100")
+    assert (status, "partitions_min=100 is above partitions_max=64" in said) == (2, True)
     status, said = qmq.error("route", "policy", "orders", "--watch", "--disable")
     assert (status, "--watch shows the policy" in said, len(meta.requests("SetReshardPolicy"))) == (2, True, 1)
 

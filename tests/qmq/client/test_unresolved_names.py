@@ -69,7 +69,7 @@ async def test_a_call_names_the_metaserver_that_cannot_be_resolved(call: str) ->
 
 COMMANDS = [
     "produce s",
-    "consume s -g g -n 1 --idle 30",
+    "consume s -g g -n 1 --timeout 30",
     "subject list",
     "cluster status",
     "group list",
@@ -88,7 +88,7 @@ def test_a_command_names_the_metaserver_that_cannot_be_resolved(words: str) -> N
     assert re.search(f"{NOWHERE}:[0-9]+ cannot be resolved", (found.stdout + found.stderr).decode())
 
 
-@pytest.mark.parametrize("words", ["produce s", "consume s -g g -n 1 --idle 30", "group list"])
+@pytest.mark.parametrize("words", ["produce s", "consume s -g g -n 1 --timeout 30", "group list"])
 async def test_a_command_names_the_broker_that_cannot_be_resolved(tmp_path: Path, words: str) -> None:
     async with misnamed(tmp_path) as address:
         found = await asyncio.to_thread(cli_process.run, tuple(words.split()), {**os.environ, "QMQ_SERVER": address}, b"x\n")

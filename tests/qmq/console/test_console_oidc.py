@@ -282,7 +282,7 @@ def test_a_setting_that_would_show_secrets_is_refused(wrong: dict[str, str]) -> 
 
 
 def test_the_login_by_a_provider_needs_its_address() -> None:
-    with pytest.raises(InvalidArgument, match="--oidc-issuer"):
+    with pytest.raises(InvalidArgument, match="QMQ_CONSOLE_OIDC_ISSUER"):
         check(ConsoleConfig("s", login=LoginMode.OIDC), is_insecure=False)
 
 

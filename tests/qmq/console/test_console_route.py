@@ -65,7 +65,7 @@ async def test_an_unordered_subject_has_no_route(cluster: TestCluster, ordered: 
 
 
 def test_a_request_says_its_command_line() -> None:
-    assert RouteRequest("split", (1,), parts=3, to="g").line("s") == "qmq route split s 1 --to g --parts 3"
+    assert RouteRequest("split", (1,), parts=3, to="g").line("s") == "qmq route split s 1 --to g --partitions 3"
     assert RouteRequest("merge", (1, 2)).line("s") == "qmq route merge s 1 2"
     with pytest.raises(InvalidArgument):
         RouteRequest.of({"verb": "split", "partitions": "-1"})

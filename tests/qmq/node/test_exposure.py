@@ -62,7 +62,7 @@ def test_neither_gateway_nor_console_listens_beyond_its_machine_unasked(role: st
 @pytest.mark.parametrize("role", [*ROLES, ["gateway"]], ids=lambda role: role[0])
 def test_no_role_shows_its_metrics_beyond_its_machine_unasked(role: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    said = refusal([*role, "--metrics-port", "0", "--metrics-host", "10.1.2.3"], tmp_path)
+    said = refusal([*role, "--metrics-port", "0"], tmp_path, {"QMQ_METRICS_HOST": "10.1.2.3"})
     assert "10.1.2.3 may read the metrics" in said
     assert all(way in said for way in ("Certificates", "--tls-cert", "--insecure"))
 

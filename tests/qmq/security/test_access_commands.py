@@ -69,16 +69,16 @@ def test_an_administrator_closes_a_cluster_and_opens_it_for_one_application(say:
 
 
 def test_an_administrator_sets_and_takes_away_limits(say: Say) -> None:
-    (made, *_) = say("quota", "set", "app:*", "--produce-bytes", "1000000", "--connections", "5", "--json")
+    (made, *_) = say("quota", "set", "app:*", "produce_bytes_per_s=1000000", "connections=5", "--json")
     rows = say("quota", "list", "--json")
     assert {(each["limit"], each["value"]) for each in rows} == {("produce_bytes_per_s", 1_000_000), ("connections", 5)}
     say("quota", "remove", made["quota"])
-    say("quota", "set", "subject:team-a.*", "--subjects", "50", "--groups", "3", "--delayed-messages", "1000")
+    say("quota", "set", "subject:team-a.*", "subjects=50", "groups=3", "delayed_messages=1000")
     rows = say("quota", "list", "--json")
     assert {(each["limit"], each["value"]) for each in rows} == {("subjects", 50), ("groups", 3), ("delayed_messages", 1000)}
     say("quota", "remove", rows[0]["quota"])
     assert say("quota", "list", "--json") == []
-    (row,) = say("quota", "set", "app:*", "--delayed-messages", "1", "--json")
+    (row,) = say("quota", "set", "app:*", "delayed_messages=1", "--json")
     assert (row["limit"], row["set_by"]) == ("delayed_messages", "cluster")
 
 

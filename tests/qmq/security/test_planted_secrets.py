@@ -242,7 +242,7 @@ async def test_secrets_stay_where_they_belong_while_everything_works_with_them(t
                 texts += [each async for each in use_gateway(gateway, trusted, known, wrong)]
                 texts.append(await asyncio.to_thread(_read, f"http://{line.partition('metrics at ')[2].rstrip(')')}/metrics"))
             words = ("--server", node.address, "--port", "0", "--login", "token", "--writable", "--verbose")
-            words += ("--cert", str(papers.server.cert), "--key", str(papers.server.key))
+            words += ("--tls-cert", str(papers.server.cert), "--tls-key", str(papers.server.key))
             of_console = started("console", *words, folder=tmp_path, ready="console is at", environment=environment_of(papers.ca_only))
             async with of_console as line:
                 context = Credentials(papers.ca_only).client_context()
