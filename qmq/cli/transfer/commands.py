@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -16,6 +17,7 @@ import typer
 import qmq
 from qmq.cli.browse import moment
 from qmq.cli.output import SERVER, Json, Server, counting, fail, run, show
+from qmq.cli.roles import taking
 from qmq.cli.transfer.loading import LoadJournal, RecordLoader
 from qmq.cli.transfer.message_source import MessageRange, MessageSource, place_of, record_of
 from qmq.cli.transfer.records import FileSource, RecordForm, count_of, describe, finish, writer_of
@@ -31,79 +33,68 @@ BAR_STEP: Final = 500
 _MOMENT: Final = "2026-11-24T09:00:00Z, or an age: 90s, 10m, 2h, 3d."
 
 Subject = Annotated[str, typer.Argument(help="The subject.")]
-At = Annotated[str | None, typer.Option("--at", help=f"Start at messages stored at this time: {_MOMENT}")]
-Until = Annotated[str | None, typer.Option("--until", help=f"Stop before messages stored at this time: {_MOMENT}")]
-First = Annotated[int | None, typer.Option("--from-sequence", min=0, help="First sequence of each queue.")]
-End = Annotated[int | None, typer.Option("--until-sequence", min=0, help="Stop before this sequence in each queue.")]
-Partition = Annotated[int | None, typer.Option("--partition", min=0, help="Only this partition.")]
-BrokerGroup = Annotated[str, typer.Option("--broker-group", help="Only messages of this broker group.")]
-Key = Annotated[str | None, typer.Option("--key", help="Only messages with this key.")]
-KeyFrom = Annotated[str | None, typer.Option("--from-key", help="Only keys at or after this one, compared byte by byte.")]
-KeyBefore = Annotated[str | None, typer.Option("--until-key", help="Only keys before this one.")]
-Tag = Annotated[list[str] | None, typer.Option("--tag", help="Only messages with one of these tags; repeatable.")]
 Rate = Annotated[float, typer.Option("--rate", min=0, help="At most this many messages per second; 0: no limit.")]
 Compression = Annotated[str | None, typer.Option(help="'zstd' or 'lz4'.")]
 Format = Annotated[str, typer.Option("--format", help="'jsonl' or 'parquet'; default: by the file's name.")]
 
 
-def range_of(
-    at: str | None,
-    until: str | None,
-    first: int | None,
-    end: int | None,
-    partition: int | None,
-    broker_group: str,
-    key: str | None,
-    key_from: str | None,
-    key_before: str | None,
-    tags: list[str] | None,
-) -> MessageRange:
-    """The range given by the options. Raises InvalidArgument."""
-    one, low, high = [None if each is None else parse_key(each) for each in (key, key_from, key_before)]
-    return MessageRange(moment(at), moment(until), first, end, partition, broker_group, one, low, high, tuple(tags or ()))
+@dataclass(frozen=True, kw_only=True)
+class RangeFlags:
+    """Which messages of a subject are meant."""
+
+    at: Annotated[str | None, typer.Option("--at", help=f"Start at messages stored at this time: {_MOMENT}")] = None
+    until: Annotated[str | None, typer.Option("--until", help=f"Stop before messages stored at this time: {_MOMENT}")] = None
+    first: Annotated[int | None, typer.Option("--from-sequence", min=0, help="First sequence of each queue.")] = None
+    end: Annotated[int | None, typer.Option("--until-sequence", min=0, help="Stop before this sequence in each queue.")] = None
+    partition: Annotated[int | None, typer.Option("--partition", min=0, help="Only this partition.")] = None
+    broker_group: Annotated[str, typer.Option("--broker-group", help="Only messages of this broker group.")] = ""
+    key: Annotated[str | None, typer.Option("--key", help="Only messages with this key.")] = None
+    key_from: Annotated[str | None, typer.Option("--from-key", help="Only keys at or after this one, compared byte by byte.")] = None
+    key_before: Annotated[str | None, typer.Option("--until-key", help="Only keys before this one.")] = None
+    tag: Annotated[list[str] | None, typer.Option("--tag", help="Only messages with one of these tags; repeatable.")] = None
+
+    def chosen(self) -> MessageRange:
+        """The range given by the options. Raises InvalidArgument."""
+        one, low, high = [None if each is None else parse_key(each) for each in (self.key, self.key_from, self.key_before)]
+        start, stop, tags = moment(self.at), moment(self.until), tuple(self.tag or ())
+        return MessageRange(start, stop, self.first, self.end, self.partition, self.broker_group, one, low, high, tags)
 
 
-def export(
-    subject: Subject,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="The file to write; default: standard output.")] = None,
-    form: Format = "",
-    body: Annotated[str, typer.Option("--body", help="'auto': UTF-8 bodies as text, others as base64; 'base64': all as base64.")] = "auto",
-    at: At = None,
-    until: Until = None,
-    first: First = None,
-    end: End = None,
-    partition: Partition = None,
-    broker_group: BrokerGroup = "",
-    key: Key = None,
-    key_from: KeyFrom = None,
-    key_before: KeyBefore = None,
-    tag: Tag = None,
-    as_json: Json = False,
-    server: Server = SERVER,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(RangeFlags):
+    """Options of `qmq export`."""
+
+    subject: Subject
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="The file to write; default: standard output.")] = None
+    form: Format = ""
+    body: Annotated[str, typer.Option("--body", help="'auto': UTF-8 bodies as text, others as base64; 'base64': all as base64.")] = "auto"
+    as_json: Json = False
+    server: Server = SERVER
+
+
+@taking(ExportOptions)
+def export(_: typer.Context, options: ExportOptions) -> None:
     """Write stored messages as JSON lines or Parquet, with ids, keys, tags, headers and times. No consumer group is involved.
 
     Standard output gets JSON lines and no other text. With --file, --json prints the summary as JSON.
     """
     try:
-        if body not in ("auto", "base64"):
-            raise InvalidArgument(f"--body must be auto or base64, not {body!r}")
-        chosen = range_of(at, until, first, end, partition, broker_group, key, key_from, key_before, tag)
-        count = run(_export(server, subject, chosen, RecordForm.of(form, file), file, body == "base64", as_json))
+        if options.body not in ("auto", "base64"):
+            raise InvalidArgument(f"--body must be auto or base64, not {options.body!r}")
+        count = run(_export(options, options.chosen(), RecordForm.of(options.form, options.file)))
     except (InvalidArgument, OSError) as failure:
         fail(failure)
-    if file is not None:
-        show("exported", ("subject", "messages", "file"), [(subject, count, str(file))], as_json=as_json)
+    if options.file is not None:
+        show("exported", ("subject", "messages", "file"), [(options.subject, count, str(options.file))], as_json=options.as_json)
 
 
-async def _export(
-    server: str, subject: str, chosen: MessageRange, form: RecordForm, file: Path | None, as_base64: bool, quiet: bool
-) -> int:
+async def _export(options: ExportOptions, chosen: MessageRange, form: RecordForm) -> int:
+    subject, file = options.subject, options.file
     count = 0
-    async with qmq.connect(server, create_subjects=False) as mq:
+    async with qmq.connect(options.server, create_subjects=False) as mq:
         total = await stored_count(mq, subject)
-        writer = writer_of(form, file, as_base64=as_base64)
-        with counting(f"exporting {subject}", total, quiet=quiet or file is None) as completed:
+        writer = writer_of(form, file, as_base64=options.body == "base64")
+        with counting(f"exporting {subject}", total, quiet=options.as_json or file is None) as completed:
             async for message in MessageSource(mq, subject, chosen).messages():
                 writer.write(record_of(message), place_of(message))
                 count += 1
@@ -188,52 +179,48 @@ async def keep_saying(work: Any, journal: LoadJournal) -> None:
         raise type(failure)(said, outcome=failure.outcome) from failure
 
 
-def copy(
-    source: Annotated[str, typer.Argument(help="The subject to read.")],
-    target: Annotated[str, typer.Argument(help="The subject to write; it must exist.")],
-    to_context: Annotated[str, typer.Option("--to-context", help="The target cluster's context: see `qmq context list`.")] = "",
+@dataclass(frozen=True, kw_only=True)
+class CopyOptions(RangeFlags):
+    """Options of `qmq copy`."""
+
+    source: Annotated[str, typer.Argument(help="The subject to read.")]
+    target: Annotated[str, typer.Argument(help="The subject to write; it must exist.")]
+    to_context: Annotated[str, typer.Option("--to-context", help="The target cluster's context: see `qmq context list`.")] = ""
     to_server: Annotated[
         str, typer.Option("--to-server", help="The target cluster's metaservers; TLS and token are the same as for the source.")
-    ] = "",
-    at: At = None,
-    until: Until = None,
-    first: First = None,
-    end: End = None,
-    partition: Partition = None,
-    broker_group: BrokerGroup = "",
-    key: Key = None,
-    key_from: KeyFrom = None,
-    key_before: KeyBefore = None,
-    tag: Tag = None,
+    ] = ""
     state: Annotated[
         Path | None, typer.Option("--state", help="File that records the progress; default: a file of this copy in the state folder.")
-    ] = None,
-    rate: Rate = 0.0,
-    compression: Compression = None,
-    as_json: Json = False,
-    server: Server = SERVER,
-) -> None:
+    ] = None
+    rate: Rate = 0.0
+    compression: Compression = None
+    as_json: Json = False
+    server: Server = SERVER
+
+
+@taking(CopyOptions)
+def copy(_: typer.Context, options: CopyOptions) -> None:
     """Copy stored messages, with ids, keys, tags, headers and create times; the order of each key is kept. No consumer group is involved.
 
     After a crash, run the command again: it continues where it stopped and stores no message twice. When the copy is complete, running it
     again copies the messages stored since.
     """
     try:
-        chosen = range_of(at, until, first, end, partition, broker_group, key, key_from, key_before, tag)
-        there = target_of(server, to_context, to_server)
-        if source == target and there.server == server:
-            raise InvalidArgument(f"{source!r} would be copied into itself: give another subject or another cluster")
-        words = {name: text for name, text in (("start", at), ("end", until)) if text is not None}
+        chosen = options.chosen()
+        there = target_of(options.server, options.to_context, options.to_server)
+        if options.source == options.target and there.server == options.server:
+            raise InvalidArgument(f"{options.source!r} would be copied into itself: give another subject or another cluster")
+        words = {name: text for name, text in (("start", options.at), ("end", options.until)) if text is not None}
         meant = {**chosen.to_json(), **words}  # "2h" is another time at each run, but the same arguments mean the same copy.
-        load = {"from": [server, source], "subject": target, "to": there.server, "range": meant}
-        journal = LoadJournal(state or default_state(load), load)
+        load = {"from": [options.server, options.source], "subject": options.target, "to": there.server, "range": meant}
+        journal = LoadJournal(options.state or default_state(load), load)
     except (OSError, QmqError) as failure:
         fail(failure)
     try:
-        row = run(_copy(server, source, there, target, chosen, journal, rate, compression, as_json))
+        row = run(_copy(options, there, chosen, journal))
     finally:
         journal.close()
-    show("copied", LOAD_COLUMNS, [row], as_json=as_json)
+    show("copied", LOAD_COLUMNS, [row], as_json=options.as_json)
 
 
 def target_of(server: str, context: str, to_server: str) -> ClusterContext:
@@ -264,24 +251,15 @@ def default_state(load: Mapping[str, Any], environment: Mapping[str, str] = os.e
     return folder / f"{load['from'][1]}-to-{load['subject']}-{name}"
 
 
-async def _copy(
-    server: str,
-    source: str,
-    there: ClusterContext,
-    target: str,
-    chosen: MessageRange,
-    journal: LoadJournal,
-    rate: float,
-    compression: str | None,
-    quiet: bool,
-) -> tuple[str, int, int, int]:
+async def _copy(options: CopyOptions, there: ClusterContext, chosen: MessageRange, journal: LoadJournal) -> tuple[str, int, int, int]:
     state = journal.state
     before = 0 if state is None else state.records
-    async with qmq.connect(server, create_subjects=False) as here, connected(there) as mq:
+    source, target = options.source, options.target
+    async with qmq.connect(options.server, create_subjects=False) as here, connected(there) as mq:
         messages = MessageSource(here, source, chosen, None if state is None else state.mark)
         left = max(await stored_count(here, source), before)
-        with counting(f"copying {source} to {target}", left, quiet=quiet) as completed:
-            loader = RecordLoader(mq, target, journal, rate=rate, compression=compression, progress=completed)
+        with counting(f"copying {source} to {target}", left, quiet=options.as_json) as completed:
+            loader = RecordLoader(mq, target, journal, rate=options.rate, compression=options.compression, progress=completed)
             await keep_saying(loader.load(messages), journal)
             total = journal.state.records if journal.state is not None else 0
             completed(total)
