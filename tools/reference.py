@@ -36,6 +36,7 @@ from qmq.backup import manifest
 from qmq.broker.config import BrokerConfig
 from qmq.cli.app import app
 from qmq.cli.broker import BrokerOptions
+from qmq.cli.console import ConsoleOptions
 from qmq.cli.delay import DelayOptions
 from qmq.cli.dev import DevOptions
 from qmq.cli.gateway import GatewayOptions
@@ -73,6 +74,7 @@ ROLES = {
     "qmq meta": MetaOptions,
     "qmq gateway": GatewayOptions,
     "qmq dev": DevOptions,
+    "qmq console": ConsoleOptions,
 }
 CONFIGURATION = (LogConfig, BrokerConfig, MetaConfig, DelayConfig, DelaySettings, SubjectConfig, GroupSettings)
 DATABASES = {"sqlite": "SQLite", "postgresql": "PostgreSQL", "mysql": "MySQL and MariaDB"}
