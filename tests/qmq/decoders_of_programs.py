@@ -566,7 +566,6 @@ CLIENT: Final = (
         ),
         DeclaredSchema.decode,
         (ValueError, KeyError, TypeError),
-        ("qmq.model.DeclaredSchema.decode",),
         always=values.each_change({"format": "avro", "text": "t", "compatibility": "none", "version": 1, "created_ms": 5}),
     ),
     Decoder(

@@ -56,6 +56,7 @@ OTHERS: Final[dict[str, str]] = {
     "qmq.backup.restore.ReplicaTarget.made_by": "the data folder of a restore; any damage reads as no restore",
     "qmq.backup.create.ScheduleReader.read": BY_SERVERS,
     "qmq.backup.verify.BackupVerifier._verify_schedule": "tests/qmq/backup changes such states; any becomes BackupDamaged",
+    "qmq.cli.acl.set_quota": NUMBER_ALREADY,
     "qmq.cli.broker.confirm_clock": BY_SERVERS,
     "qmq.cli.delay.histogram_view": OWN,
     "qmq.cli.delay.list_table": OWN,
