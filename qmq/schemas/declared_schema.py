@@ -25,7 +25,9 @@ def struct_of(schema: DeclaredSchema) -> Struct:
     size = len(utf8("a schema", schema.text))
     if size > TEXT_BYTES_MAX:
         raise InvalidArgument(f"a schema has at most {TEXT_BYTES_MAX >> 10} KiB, not {size} bytes")
-    return (json_schema if schema.format is SchemaFormat.JSON_SCHEMA else avro_schema).parse(schema.text)
+    if schema.format is SchemaFormat.JSON_SCHEMA:
+        return json_schema.parse(schema.text)
+    return avro_schema.parse(schema.text)
 
 
 _DIRECTIONS: Final = {

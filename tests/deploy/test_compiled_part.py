@@ -61,7 +61,7 @@ def test_this_checkout_uses_the_form_that_it_is_told_to() -> None:
         assert said("").split() == ["True", "qmq.client._ready"]
 
 
-@pytest.mark.long
+@pytest.mark.longest
 def test_consumption_keeps_its_promises_in_python(tmp_path: Path) -> None:
     files = [str(ROOT / "tests" / "qmq" / "client" / each) for each in PROMISES]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={tmp_path / 'tests'}", *files]

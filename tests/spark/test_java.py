@@ -159,7 +159,7 @@ print(json.dumps([java, [list(map(float, row)) for row in rows]]))
 """
 
 
-@pytest.mark.long
+@pytest.mark.longest
 @pytest.mark.xdist_group("drivers")
 def test_spark_runs_on_the_java_of_the_package_where_the_machine_has_none(tmp_path: Path) -> None:
     tools = tmp_path / "tools"

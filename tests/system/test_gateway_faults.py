@@ -11,7 +11,7 @@ from system.gateway_processes import JAR
 from system.gateway_run import GatewayRun, run
 
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.longest,
     pytest.mark.skipif(not JAR.is_file() or shutil.which("javac") is None, reason="needs a JDK, and scripts/rocketmq_clients"),
 ]
 RUNS = {

@@ -18,7 +18,7 @@ import qmq
 from qmq.security.certificates import issue
 from system.workload import Workload
 
-pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.long, needs.helm, needs.etcd]
+pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.longest, needs.helm, needs.etcd]
 GROUPS = ("qmq-g1", "qmq-g2")
 SECURED = ",tls.enabled=true,tls.issuer.name=test"
 

@@ -18,7 +18,7 @@ KILLS = 2 if forms.FORM == "all" else 1
 ROWS = 30_000 if forms.FORM == "all" else 10_000
 
 
-@pytest.mark.long
+@pytest.mark.longest
 def test_a_stream_whose_driver_is_killed_archives_each_row_once_across_route_changes(tmp_path: Path) -> None:
     with cluster(tmp_path, secure=SECURE) as found:
         outcome = archive_run(found, tmp_path, rows=ROWS, changes=3 * KILLS, kills=KILLS, seed=1)
@@ -27,7 +27,7 @@ def test_a_stream_whose_driver_is_killed_archives_each_row_once_across_route_cha
     assert sum(outcome.moments.values()) == KILLS
 
 
-@pytest.mark.long
+@pytest.mark.longest
 def test_a_sink_whose_driver_is_killed_stores_each_row_once_across_changes(tmp_path: Path) -> None:
     with cluster(tmp_path, secure=SECURE) as found:
         outcome = sink_run(found, tmp_path, rows=ROWS, changes=2 * KILLS, kills=KILLS, seed=2)
@@ -35,7 +35,7 @@ def test_a_sink_whose_driver_is_killed_stores_each_row_once_across_changes(tmp_p
     assert sum(outcome.moments.values()) == KILLS
 
 
-@pytest.mark.long
+@pytest.mark.longest
 @pytest.mark.parametrize("files", [False, True])
 def test_a_stream_copies_each_message_once_while_its_processes_die(tmp_path: Path, files: bool) -> None:
     with cluster(tmp_path, secure=SECURE) as found:
