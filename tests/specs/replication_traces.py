@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from qmq_replication.ready import Ack, Message, Ready, Request
+from qmq_replication.ready import Ack, Message, Ready, Request, Timing
 from sim.checks import Checks
 from sim.nemesis import Plan, draw
 from sim.node import Node
-from sim.replica_tracer import ReplicaTracer, Trace
+from sim.replica_tracer import Line, ReplicaTracer, Trace
 from sim.run import SPARES, Simulation
 from sim.world import World
 
@@ -25,6 +25,9 @@ from specs.model_checker import TraceVerdict, check_trace
 LEFT_OUT: Final = ("wipe", "retention", "outrun")
 """Faults that would end a trace immediately."""
 LONGEST_MS: Final = 600_000
+LINES_MAX: Final = 1_000
+SPELL_MS: Final = 5_000
+"""In this time a group without faults elects a master, and its slaves get in step."""
 
 
 class TracedSimulation(Simulation):
@@ -105,10 +108,10 @@ class TracedNode(Node):
 
     def receive(self, sender: str, message: Message) -> None:
         """See Node."""
-        if self.core is not None and not self.is_paused:
+        if self.core is not None and not self.is_stuck:
             self.tracer.hears(self.core, sender, message)
         super().receive(sender, message)
-        if not self.is_paused:
+        if not self.is_stuck:  # an answer that waits for room on the disk comes later
             self.tracer.heard()
 
     # --- carrying out --------------------------------------------------------------------------------------------------
@@ -185,6 +188,34 @@ def trace(seed: int, lines_max: int, bug: type[Node] | None = None) -> Trace:
             raise
         found.end = f"the bug ended the run: {cause}"
     return found
+
+
+def trace_of_a_late_promise() -> tuple[Trace, list[Line], list[Line]]:
+    """The trace of three replicas. One of them is cut off while a new master is elected, and its disk is full when it hears that master:
+    its promise waits until there is room, and everything after it, too. Also its own lines while the disk is full, and those after.
+    """
+    names = ("a", "b", "c")
+    found = Trace("g", (*names, *SPARES), names, LINES_MAX)
+    plan = Plan(is_sync=False, timing=Timing(heartbeat_ms=300))
+    simulation = TracedSimulation(1, found, plan, TracedNode)
+    world, voters = simulation.world, [simulation.nodes[name] for name in names]
+    world.run(SPELL_MS)
+    master = next(node for node in voters if node.core is not None and node.core.leader is not None)
+    slave = next(node for node in voters if node is not master)
+    simulation.network.isolate(slave.name)
+    master.kill()
+    master.start()
+    world.run(world.now + SPELL_MS)
+    simulation.network.heal()
+    slave.disk.fill(takes_state=False)
+    filled = len(found.lines)
+    world.run(world.now + SPELL_MS)
+    slave.disk.empty()
+    emptied = len(found.lines)
+    world.run(world.now + SPELL_MS)
+    assert not found.end, f"the trace ends early: {found.end}"
+    full, after = ([line for line in part if line["r"] == slave.name] for part in (found.lines[filled:emptied], found.lines[emptied:]))
+    return found, full, after
 
 
 UNLIMITED: Final = 1_000_000

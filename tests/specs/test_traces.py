@@ -13,7 +13,7 @@ from sim.bugs import BUGS
 from support import forms
 
 from specs.model_checker import is_there
-from specs.replication_traces import REFUSED_AT, check_replicas, check_seed, trace
+from specs.replication_traces import REFUSED_AT, check_replicas, check_seed, trace, trace_of_a_late_promise
 
 pytestmark = [pytest.mark.long, pytest.mark.sampled, pytest.mark.skipif(not is_there(), reason="needs Java, and TLC: scripts/judges")]
 
@@ -34,6 +34,11 @@ def test_a_simulated_group_does_what_the_specification_allows(tmp_path: Path) ->
     for seed in random.Random(forms.SEED).sample(range(100_000), 3):
         verdict = check_seed(seed, 400, tmp_path / str(seed))
         assert verdict.is_accepted, f"seed {seed}: line {verdict.taken + 1} of {verdict.lines}: {verdict.refused}"
+
+
+def test_a_promise_that_waits_for_room_on_the_disk_is_allowed(tmp_path: Path) -> None:
+    verdict = check_replicas(trace_of_a_late_promise()[0], tmp_path)
+    assert verdict.is_accepted, f"line {verdict.taken + 1} of {verdict.lines}: {verdict.refused}"
 
 
 @pytest.mark.parametrize("bug", [pytest.param(each, marks=[] if each in EARLY else pytest.mark.longest) for each in REFUSED_AT])
