@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from ordersim.checks import CommittedLogs
@@ -28,7 +29,7 @@ from sim.replica_tracer import ReplicaTracer, Trace
 
 import qmq
 from qmq import OrderedMessage, OrderedProducer
-from qmq.errors import QmqError
+from qmq.errors import DiskFull, QmqError
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.testing import TestCluster
 from qmq.testing.machine import MortalDisk, ReplicaMachine
@@ -90,11 +91,16 @@ LINES_MAX = 20_000
 
 
 class TracedDisk(MortalDisk):
-    """A disk that shows the death of its process."""
+    """A disk that shows the death of its process. While `is_full()`, it has no room for the replica's state."""
 
-    def __init__(self, tracer: ReplicaTracer) -> None:
+    def __init__(self, tracer: ReplicaTracer, is_full: Callable[[], bool]) -> None:
         super().__init__()
-        self._tracer = tracer
+        self._tracer, self._is_full = tracer, is_full
+
+    def rewrite(self, path: Path, data: bytes) -> None:
+        if self._is_full():
+            raise DiskFull("there is no room (a fault that the test asked for)")
+        super().rewrite(path, data)
 
     def die(self) -> None:
         self._tracer.killed()
@@ -110,16 +116,16 @@ class TracingDriver(Driver):
         self._tracer.starts(self.core)
 
     def _heard(self, sender: str, frame: Frame) -> None:
-        if not self.is_opening:
+        if not self.is_waiting:
             self._tracer.hears(self.core, sender, wire.unpack(frame.payload))
         super()._heard(sender, frame)
-        if not self.is_opening:
+        if not self.is_waiting:  # an answer that waits comes later
             self._tracer.heard()
 
     def _carry_out(self) -> None:
         self._tracer.begins_to_carry_out(self.core)
         super()._carry_out()
-        if not self.is_opening:
+        if not self.is_waiting:
             self._tracer.shows(self.core)
 
     def _saved(self) -> bool:
@@ -149,13 +155,13 @@ class TracingDriver(Driver):
         super()._written(index)
 
 
-def traced_group(trace: Trace) -> TestCluster:
-    """A cluster of one broker group, which tells `trace` what it does."""
+def traced_group(trace: Trace, full: Container[str]) -> TestCluster:
+    """A cluster of one broker group, which tells `trace` what it does. The disks of the replicas in `full` have no room for their state."""
     tracers = {name: ReplicaTracer(trace, name) for name in trace.replicas}
     return TestCluster(
         brokers=len(trace.replicas),
         delay=False,
-        make_disk=lambda name: TracedDisk(tracers[name]),
+        make_disk=lambda name: TracedDisk(tracers[name], lambda: name in full),
         make_driver=lambda *args, **options: TracingDriver(*args, tracers=tracers, **options),
         make_store=lambda monotonic_s: TracedStore(monotonic_s, lambda key, value, _has: trace.put(key, value)),
     )
@@ -174,10 +180,24 @@ async def until_equal(cluster: TestCluster) -> None:
             await asyncio.sleep(0.005)
 
 
+async def until_it_waits_for_room(cluster: TestCluster, name: str) -> None:
+    """Wait until a replica has something to do for which its disk has no room."""
+    machine = cluster.machine(name)
+    assert isinstance(machine, ReplicaMachine)
+    assert machine.node is not None
+    driver = machine.node.driver
+    async with asyncio.timeout(60):
+        while driver.is_opening or not driver.is_waiting:
+            await asyncio.sleep(0.005)
+
+
 async def a_replicated_run(rounds: int = 5) -> Trace:
-    """What a group does under load: its master is killed and starts again, the next one is cut off with an entry that nobody else has."""
+    """What a group does under load: its master is killed and starts again, the next one is cut off with an entry that nobody else has, and
+    has no room on its disk when it hears its successor.
+    """
     trace = Trace(GROUP, REPLICAS, REPLICAS, LINES_MAX)
-    async with traced_group(trace) as cluster:
+    full: set[str] = set()
+    async with traced_group(trace, full) as cluster:
         mq = cluster.client()
 
         async def send(what: str) -> None:
@@ -204,6 +224,9 @@ async def a_replicated_run(rounds: int = 5) -> Trace:
             await send("while one is cut off")
             with contextlib.suppress(QmqError):  # it may also be sent again and stored later
                 await ticket
+            full.add(old)
+        await until_it_waits_for_room(cluster, old)
+        full.clear()
         await send("last")
         await until_equal(cluster)
         trace.end = "the run is over"
